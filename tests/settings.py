@@ -160,11 +160,13 @@ RESUME: dict[str, list[str]] = {
             "schedule=hlhlp",
             *FOUR_PHASES,
             "schedule.ratio=10",
-            "schedule.second_moment=optimizer",
             "schedule.carry=quantized",
         ),
-        *("schedule.reset_bn=true", "schedule.keep_optimizer=true", "schedule.activation_bits=[32,2,8,2]"),
-        *("training.optimizer.name=adam", "training.learning_rate.initial=0.001"),
+        *(
+            "schedule.activation_bits=[32,2,8,2]",
+            "training.optimizer.name=adam",
+            "training.learning_rate.initial=0.001",
+        ),
     ],
     "schedule=dfq on mobilenet_v2": [
         "schedule=dfq",

@@ -67,14 +67,6 @@ def test_the_split_leaves_the_whole_rate_to_each_part():
     assert [rate(bound, options, step) for step in range(80)] == pytest.approx(expected)
 
 
-def test_rates_may_be_constant_within_a_phase():
-    bound = schedule("hlhlp", total_steps=400, decay="constant", ratio=40, later_length=1)
-    options = LearningRateOptions(initial=0.5, warmup=0.1)
-    assert [rate(bound, options, step) for step in (0, 99, 100, 199, 200, 399)] == pytest.approx(
-        [0.5, 0.5, 0.2, 0.2, 0.005, 0.005]
-    )
-
-
 def test_hlhlp_by_hand():
     bound = schedule("hlhlp", total_steps=700, alpha=0.05, ratio=40.0, later_length=1)
     assert bound.run_lengths == [(FLOAT, 175), (TWO, 175), (EIGHT, 175), (TWO, 175)]

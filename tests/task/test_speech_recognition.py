@@ -237,7 +237,7 @@ RUNS = {
     "float proxy": ["quantizer=none", "dataset=fsdd"],
     "hlhlp": [
         *("schedule=hlhlp", "quantizer=uniform_l2", "schedule.candidates=2", "schedule.alpha=0.1"),
-        *("training.evaluation_steps=2"),
+        "training.evaluation_steps=2",
     ],
 }
 

@@ -289,10 +289,6 @@ def test_the_split_for_choosing_is_held_out_unasked_and_named(digits):
     ("overrides", "words"),
     [
         (["schedule=hlhlp", "quantizer=uniform_l2", "dataset.validation=0"], r"set dataset.validation=0.1"),
-        (
-            ["schedule=hlhlp", "quantizer=uniform_l2", "schedule.second_moment=optimizer"],
-            r"training.optimizer.name=sgd: has no second moments.*name=adam, or schedule.second_moment=tracked",
-        ),
         (["schedule=hlhlp", "quantizer=uniform_l2", "training.steps=3"], r"less than one for some of its 4 phases"),
         (["schedule=hlhlp", "quantizer=pact_binary"], r"pact_binary: quantizes weights to 1 bit"),
         (["schedule=partial_pretrain", "quantizer=uniform_l2"], r"uniform_l2: quantizes weights to 2 to 8 bits"),
@@ -308,12 +304,6 @@ def test_what_does_not_fit_is_refused_before_data_are_read(digits, monkeypatch, 
     monkeypatch.setattr("bitcycle.dataset.image_sets.Digits.read", lambda *_: pytest.fail("data were read"))
     with pytest.raises(SettingError, match=words):
         digits(*overrides)
-
-
-def test_choosing_by_adams_moments_needs_adam_only_where_something_is_chosen_by_them(digits):
-    adam = ["training.optimizer.name=adam", "schedule.second_moment=optimizer", "quantizer=uniform_l2"]
-    assert digits("schedule=hlhlp", *adam).schedule.phases[2].optimizer_moments
-    assert digits("schedule=fine_tuning", "schedule.second_moment=optimizer", "quantizer=uniform_l2")
 
 
 def test_dry_run_describes_the_phases(digits):

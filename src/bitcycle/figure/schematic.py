@@ -70,7 +70,7 @@ def suite_picture(data: ItemData) -> Drawing:
     figure, axes = panels(12, columns=4, width=2.5, height=1.75)
     z = [index / 200 for index in range(201)]
     for name, colour in PROFILES.items():
-        profile = growth_profile(name, 0.9, 4.0, False)
+        profile = growth_profile(name)
         axes[0].plot(z, [profile(x) for x in z], color=colour, label=name)
     axes[0].set_title("growth profiles")
     for cycles in (1, 2, 4, 8):

@@ -26,7 +26,7 @@ from bitcycle.layer.gate import Gates
 from bitcycle.layer.gated_block import GatedBlock
 from bitcycle.layer.graph import QuantizedGraphConvolution, QuantizedSageConvolution
 from bitcycle.layer.matrix_product import MatrixProduct, QuantizedMatrixProduct
-from bitcycle.layer.phase_transition import carry_quantized, reset_batch_norm, restart_quantizers, step_ratio
+from bitcycle.layer.phase_transition import carry_quantized, restart_quantizers, step_ratio
 from bitcycle.layer.quantized import QuantizedLayer, QuantizedLinear
 from bitcycle.layer.quantized_product import QuantizedProduct, penalty
 from bitcycle.layer.recurrent import QuantizedGRU, QuantizedLSTM
@@ -67,7 +67,6 @@ __all__ = [
     "float_state_dict",
     "penalty",
     "quantize_model",
-    "reset_batch_norm",
     "restart_quantizers",
     "share_batch_norm",
     "step_ratio",

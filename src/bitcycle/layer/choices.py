@@ -92,7 +92,7 @@ class Choices:
         with W_l = 1, D_l = F_l = 0 if blocks have equal weight; else W_l the multiply-accumulates of a sample at the chosen
         bits, F_l those of the depthwise convolutions and D_l the same at their fixed bits; all divided by the mean W_l.
 
-        Source: FracTrain's released code, train_dfq.py; its denominator has D_l for 3 F_l (`depthwise_reference`).
+        Source: FracTrain's released code, train_dfq.py; its denominator has D_l for 3 F_l.
         """
         weights, fixed, fixed_float = [], [], []
         for block in self.blocks:
@@ -101,15 +101,14 @@ class Choices:
             depthwise = [o for o in operations if o.fixed_precision is not None and not o.is_float]
             fixed.append(sum(o.macs * _bits(o.fixed_precision) / 1024 for o in depthwise))
             fixed_float.append(3.0 * sum(o.macs for o in depthwise))
-        if (self.gates.block_weight or self.gates.facts.block_weight) == "equal":
+        if self.gates.facts.block_weight == "equal":
             weights, fixed, fixed_float = [1.0] * len(weights), [0.0] * len(fixed), [0.0] * len(fixed)
-        reference = fixed_float if self.gates.depthwise_reference == "float32" else fixed
         mean = sum(weights) / len(weights)
         table = tuple(
             tuple(0.0 if p is None else (weight * _bits(p) / 1024 + constant) / mean for p in self.precisions)
             for weight, constant in zip(weights, fixed)
         )
-        return BlockCosts(table, (3 * sum(weights) + sum(reference)) / mean)
+        return BlockCosts(table, (3 * sum(weights) + sum(fixed_float)) / mean)
 
     def extremes(self, workload: Workload, samples: int) -> tuple[Counts, Counts]:
         """The choices with the fewest and the most bit operations, for a number of samples."""

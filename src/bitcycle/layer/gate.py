@@ -119,14 +119,8 @@ class Gates(nn.Module):
         """The cost term of the last forward pass in training mode."""
         if self._cost is None:
             return [torch.zeros_like(self.target)]
-        options, cost = self.options, self._cost
-        percentage = 100 * cost.detach() / (self._samples * self.reference)
-        if options.cost_reduction == "mean":
-            cost = cost / (self._samples * len(self.choices.blocks))
-        term = options.beta * cost
-        if options.adaptive_beta and loss is not None:
-            term = term * (loss.detach() / 10 / term.detach().clamp_min(1e-30)).clamp_max(1)
-        return [sign(percentage, self.target, options.target_range, options.relax) * term]
+        percentage = 100 * self._cost.detach() / (self._samples * self.reference)
+        return [sign(percentage, self.target) * self.options.beta * self._cost]
 
     def take(self) -> list[list[int]]:
         """The choices of all training samples since the last call, by block and option; synchronises with the device."""
@@ -150,22 +144,13 @@ class Gates(nn.Module):
         return f"{' '.join(self.options.words)}, weights {self.options.bits_of_weights}"
 
 
-def sign(percentage: Tensor, target: Tensor, target_range: float = 0.0, relax: float = 0.0) -> Tensor:
-    """The sign of the cost term at a cp of `percentage`, as a tensor.
+def sign(percentage: Tensor, target: Tensor) -> Tensor:
+    """The sign of the cost term at a cp of `percentage`, a scalar: -1 below the target, else +1. Source: FracTrain, section 3.2.
 
-        -1 below the target, 0 from there to target + target_range, +1 otherwise
-        with relax:  -1 below target - relax, -0.1 below target, 0.1 up to target + relax, +1 otherwise
-
-    Source: FracTrain, section 3.2; released code, train_frac.py (range) and train_dfq.py (relax).
-
-    >>> [sign(torch.tensor(cp), torch.tensor(3.0), target_range=0.5).item() for cp in (2.9, 3.0, 3.4, 3.5)]
-    [-1.0, 0.0, 0.0, 1.0]
+    >>> [sign(torch.tensor(cp), torch.tensor(3.0)).item() for cp in (2.9, 3.0, 3.1)]
+    [-1.0, 1.0, 1.0]
     """
-    one = torch.ones_like(percentage)
-    inner = one * 0.1 if relax else one * 0
-    inside = torch.where(percentage < target, -inner, inner)
-    above = torch.where(percentage < target + (relax or target_range), inside, one)
-    return torch.where(percentage < target - relax, -one, above)
+    return torch.where(percentage < target, -1.0, 1.0).to(percentage)
 
 
 def _one_hot(probabilities: Tensor) -> Tensor:

@@ -4,7 +4,6 @@ from typing import Any
 
 import torch
 from torch import nn
-from torch.nn.modules.batchnorm import _BatchNorm
 
 from bitcycle.layer.quantized import QuantizedLayer
 from bitcycle.layer.quantized_product import QuantizedProduct
@@ -24,12 +23,6 @@ def carry_quantized(model: nn.Module) -> None:
         weight: torch.Tensor = layer.weight
         with torch.no_grad():
             weight.copy_(layer.rows_of(layer.weight_quantizer(layer.rows_of(weight), layer.precision.weight_bits)))
-
-
-def reset_batch_norm(model: nn.Module) -> None:
-    """Reset the running statistics of batch norm, but not its trained scale and shift."""
-    for norm in modules_of(model, _BatchNorm):
-        norm.reset_running_stats()
 
 
 def step_ratio(model: nn.Module, bits: int, other_bits: int) -> float:

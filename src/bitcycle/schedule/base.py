@@ -32,13 +32,9 @@ class Phase:
         rate_factor: factor of the recipe's learning rate.
         rate_ratio: (a, b): the rate is also multiplied by D_a / D_b, the geometric mean over the layers of the optimal
             quantization step at a bits divided by that at b bits, for the starting weights of the phase.
-        constant_rate: keep the initial rate instead of following the recipe.
         start_from: weights at the end of the previous phase (previous), those with its best validation (best), or, of its
             `candidates` best by validation, those with the smallest Tr(sqrt v) (flattest).
         candidates: number of weights of the previous phase that `flattest` chooses from.
-        optimizer_moments: compute Tr(sqrt v) from the optimizer's second moments instead of tracked ones.
-        keep_optimizer: keep momentum and moments of the previous phase.
-        reset_batch_norm: reset running statistics.
         carry_quantized: start from the quantized values of the weights instead of the float master weights.
     """
 
@@ -46,12 +42,8 @@ class Phase:
     steps: int
     rate_factor: float = 1.0
     rate_ratio: tuple[int, int] | None = None
-    constant_rate: bool = False
     start_from: str = "previous"
     candidates: int = 5
-    optimizer_moments: bool = False
-    keep_optimizer: bool = False
-    reset_batch_norm: bool = False
     carry_quantized: bool = False
 
     @property
@@ -257,16 +249,13 @@ class FeedbackSchedule(Schedule):
     """A stateful schedule that depends on the loss and accuracy that `observe` receives at regular intervals."""
 
     fixed = False
+    observes_penalty: ClassVar[bool] = False
+    """Whether the loss passed to `observe` includes penalties, such as the cost term of DFQ."""
 
     @property
     def observation_steps(self) -> int:
         """The interval between calls of `observe`, in steps."""
         raise NotImplementedError
-
-    @property
-    def observes_penalty(self) -> bool:
-        """Whether the loss passed to `observe` includes penalties, such as the cost term of DFQ."""
-        return False
 
     def observe(self, loss: float, accuracy: float) -> None:
         """Record the mean training loss and accuracy (0 to 1) of the last `observation_steps` steps."""

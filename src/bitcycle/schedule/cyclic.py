@@ -22,26 +22,25 @@ PROFILES = ("linear", "cosine", "exponential", "rex")
 LARGEST_PERIOD = 10**6
 """Up to this length, precision computed in float64 is monotone within half a cycle, as in exact arithmetic: successive steps
 differ by more than the rounding error of the profile."""
+REX_D = 0.9
 FORMS = ("repeated", "vertical", "horizontal", "within", "annealing")
 ROUNDINGS: dict[str, Callable[[float], int]] = {"rint": round, "ceil": math.ceil, "floor": math.floor}
 
 
-def growth_profile(name: str, rex_d: float, exp_k: float, renormalise: bool) -> Callable[[float], float]:
+def growth_profile(name: str, exp_k: float = 4.0) -> Callable[[float], float]:
     """The growth profile g called `name`.
 
     linear       g(z) = z
     cosine       g(z) = (1 - cos(pi z)) / 2         CPT, equation 1
-    exponential  g(z) = 1 - exp(-k z)               rises early and saturates, with k = 4 at 0.982; divided by g(1) = 1 - exp(-k)
-                                                    if `renormalise`
+    exponential  g(z) = 1 - exp(-k z)               rises early and saturates, with k = 4 at 0.982
     rex          g(z) = (1 - d) z / (1 - d z)       low for long and rising late: 1 - rex decay of the REX paper, whose own
                                                     constant is d = 1/2; all costs in the paper's text have d = 0.9
     """
-    scale = 1 - math.exp(-exp_k) if renormalise else 1.0
     profiles: dict[str, Callable[[float], float]] = {
         "linear": lambda z: z,
         "cosine": lambda z: (1 - math.cos(math.pi * z)) / 2,
-        "exponential": lambda z: (1 - math.exp(-exp_k * z)) / scale,
-        "rex": lambda z: (1 - rex_d) * z / (1 - rex_d * z),
+        "exponential": lambda z: 1 - math.exp(-exp_k * z),
+        "rex": lambda z: (1 - REX_D) * z / (1 - REX_D * z),
     }
     return profiles[name]
 
@@ -86,9 +85,7 @@ class Cyclic(FormatLevels):
         " exact: T/n, every cycle whole",
         choices=("ceil", "floor", "floor_plus_one", "exact"),
     )
-    rex_d: float = setting(0.9, "constant d of the REX profile; the REX paper's own is 0.5", minimum=0, maximum=0.999)
     exp_k: float = setting(4.0, "constant k of the exponential profile", minimum=0.01)
-    renormalise: bool = setting(False, "divide the exponential profile by its value at 1")
     end_at_q_max: bool = setting(
         True, "give the last step the highest precision even if a short or truncated cycle does not reach it"
     )
@@ -132,7 +129,7 @@ class Cyclic(FormatLevels):
             unit = "bits" if self.formats is None else f"of {high} steps between formats"
             warnings.warn(
                 f"exp_k={self.exp_k} is so small that a cycle ends at {end:.2f} {unit}, below q_max={self.q_max}; "
-                "set renormalise=true or a larger exp_k",
+                "set a larger exp_k",
                 stacklevel=2,
             )
 
@@ -222,7 +219,7 @@ class Cyclic(FormatLevels):
         return self._growth(z)
 
     def _growth(self, z: float) -> float:
-        return growth_profile(self.profile, self.rex_d, self.exp_k, self.renormalise)(z)
+        return growth_profile(self.profile, self.exp_k)(z)
 
     def _level_bits(self, level: float, low: int, high: int, formats: list[str] | None) -> int:
         if formats is None:
@@ -259,14 +256,13 @@ def _monotone_course(at: Callable[[int], Precision], first: int, end: int) -> li
 class Delayed(Cyclic):
     """q_min until `start`, then the cyclic schedule: delayed CPT.
 
-    Source: CPT, appendix B and table 7. The paper does not give the length of the cycles after a delayed start: `cycle_length`
-    fits all of them into the rest of the run (`rescaled`) or keeps the length they have without delay (`unchanged`).
+    Source: CPT, appendix B and table 7. The paper does not give the length of the cycles after a delayed start: all of them are
+    fitted into the rest of the run.
     """
 
     start: float = setting(
         0.5, "fraction of the run, rounded to a whole unit, at which the cycles start; 1: never", minimum=0, maximum=1
     )
-    cycle_length: str = setting("rescaled", "length of the cycles after the start", choices=("rescaled", "unchanged"))
 
     def _check_cycles(self, length: RunLength) -> None:
         if self._first(length) < length.total_steps:
@@ -276,14 +272,10 @@ class Delayed(Cyclic):
         first = self._first(length)
         if step < first:
             return Precision(self.q_min, self.q_min, self.lowest_gradient)
-        if self.cycle_length == "unchanged":
-            return super().precision(step, length)
         return super().precision(step - first, self._rest(length))
 
     def _first(self, length: RunLength) -> int:
         return min(round(self.start * self._duration(length)) * self._time_unit(length), length.total_steps)
 
     def _rest(self, length: RunLength) -> RunLength:
-        if self.cycle_length == "unchanged":
-            return length
         return RunLength(length.total_steps - self._first(length), length.steps_per_epoch)

@@ -57,7 +57,7 @@ class Dfq(ScheduleOptions):
         x' = sum_k m_k Block(x; activation bits a_k, gradient bits g_k, weight bits w),    m = onehot(argmax p), per sample
         loss = CE + s beta C / mean_l W_l,    C = sum over blocks l, samples n, options k of m W_l c_k + depthwise
         c_k = (a_k w + g_k w + a_k g_k) / 1024,    cp = 100 C / (samples * 3 sum_l W_l)        in percent of float32
-        s = -1 if cp < target;  0 if target <= cp < target + target_range;  +1 otherwise       per step, with cp of its batch
+        s = -1 if cp < target, else +1                                                          per step, with cp of its batch
 
     First and last layer are float; other layers outside the blocks have the highest bits that a block can choose, which is also
     the value of `schedule(step)` in logs. Skipping a block that changes size or width leaves its shortcut convolution in float.
@@ -95,12 +95,6 @@ class Dfq(ScheduleOptions):
     shared: bool = setting(
         True, "one LSTM and projection shared by all blocks, as in the code; false: one for each, as in the text"
     )
-    gate_sizes: Optional[list[int]] = setting(
-        None,
-        "channels of a gate's two embedding convolutions (0: only the second) and state size of the LSTM; null: by family, "
-        "32, 16, 16 for CIFAR ResNets",
-        minimum=0,
-    )
     backward: str = setting(
         "all",
         "backward pass: all candidates for all samples, as in the code, or only the chosen candidate of each sample (Eq. 1: "
@@ -113,24 +107,6 @@ class Dfq(ScheduleOptions):
         "couple the samples, as in the code",
     )
     beta: float = setting(1e-3, "weight of the cost term", minimum=0)
-    cost_reduction: str = setting(
-        "sum", "cost of the batch: sum over samples and blocks, as in the code, or mean", choices=("sum", "mean")
-    )
-    adaptive_beta: bool = setting(False, "limit the cost term to a tenth of the loss (code: ada_beta, off)")
-    target_range: float = setting(0.0, "range above the target, in percent, where the cost term is off", minimum=0)
-    relax: float = setting(
-        0.0,
-        "range on both sides of the target, in percent, where the sign is +-0.1 (code, train_dfq.py: off)",
-        minimum=0,
-    )
-    block_weight: Optional[str] = setting(
-        None, "weight W_l of a block in the cost; null: equal for CIFAR ResNets, else macs", choices=("equal", "macs")
-    )
-    depthwise_reference: str = setting(
-        "float32",
-        "cost of depthwise convolutions in the denominator of cp: float32, or quantized (the code: at their own bits)",
-        choices=("float32", "quantized"),
-    )
 
     def validate(self) -> None:
         self.check_q_min()
@@ -138,11 +114,6 @@ class Dfq(ScheduleOptions):
         if self.depthwise_bits is not None and len(self.depthwise_bits) != 2:
             problem = "needs two numbers"
             raise SettingError("depthwise_bits", self.depthwise_bits, problem, "write [forward, gradient], as [8, 16]")
-        if self.gate_sizes is not None and (len(self.gate_sizes) != 3 or 0 in self.gate_sizes[1:]):
-            problem = "needs three numbers, the last two above 0"
-            raise SettingError("gate_sizes", self.gate_sizes, problem, "write it as [32, 16, 16]")
-        if self.relax and self.target_range:
-            raise SettingError("relax", self.relax, "cannot be combined with target_range", "set one of the two to 0")
 
     @property
     def facts(self) -> Family:
@@ -176,9 +147,9 @@ class Dfq(ScheduleOptions):
         return self.weight_bits or self.facts.weight_bits
 
     @property
-    def sizes(self) -> tuple[int, ...]:
-        """`gate_sizes`, or the family's."""
-        return tuple(self.gate_sizes or self.facts.gate_sizes)
+    def sizes(self) -> tuple[int, int, int]:
+        """Channels of a gate's two embedding convolutions and state size of its LSTM, by family."""
+        return self.facts.gate_sizes
 
     @property
     def gates(self) -> "Dfq":
@@ -223,11 +194,6 @@ class FracTrain(LossPlateau, Dfq):
     )
     target_step: float = setting(0.5, "increase of the target from stage to stage", minimum=0)
     stages: int = setting(4, "number of stages", minimum=1)
-    indicator_loss: str = setting(
-        "total",
-        "loss for the indicator: total, with the signed cost term (as in the code), or ce, the less noisy signal",
-        choices=("total", "ce"),
-    )
 
     def validate(self) -> None:
         super().validate()
@@ -268,11 +234,9 @@ class GatedSchedule(Schedule):
 class FracTrainSchedule(GatedSchedule, LossPlateauSchedule):
     """FracTrain bound to a run; `observe` takes the mean loss of every epoch."""
 
-    options: FracTrain
+    observes_penalty = True  # with the signed cost term, as in the code
 
-    @property
-    def observes_penalty(self) -> bool:
-        return self.options.indicator_loss == "total"
+    options: FracTrain
 
     @property
     def last_stage(self) -> int:

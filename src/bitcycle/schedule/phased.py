@@ -31,15 +31,6 @@ class PhasedOptions(ScheduleOptions):
     """
 
     gradient: int = setting(32, "gradient bits in phases with quantized weights or activations", minimum=1, maximum=32)
-    decay: str = setting(
-        "shape",
-        "learning rate within a phase: training.learning_rate compressed to its length, or constant",
-        choices=("shape", "constant"),
-    )
-    keep_optimizer: bool = setting(
-        False, "keep momentum and moments at a phase transition (not specified by HLHLp and partial pre-training)"
-    )
-    reset_bn: bool = setting(False, "reset batch norm's running statistics at a phase transition")
 
     @property
     def plan(self) -> Sequence[PlannedPhase]:
@@ -54,14 +45,9 @@ class PhasedOptions(ScheduleOptions):
         return self._precision_of(self.plan[bisect.bisect_right(self.changes(length), step) - 1])
 
     def phases(self, length: RunLength) -> tuple[Phase, ...]:
-        common: dict[str, Any] = {
-            "constant_rate": self.decay == "constant",
-            "keep_optimizer": self.keep_optimizer,
-            "reset_batch_norm": self.reset_bn,
-        }
         borders = pairwise([*self.changes(length), length.total_steps])
         return tuple(
-            Phase(start, end - start, **common, **planned.options)
+            Phase(start, end - start, **planned.options)
             for planned, (start, end) in zip(self.plan, borders)
             if end > start
         )
@@ -89,8 +75,8 @@ class PartialPretrain(PhasedOptions):
         afterwards:          q_min bits, rate(t - round(split T), T - round(split T))
 
     Source: partial pre-training, section 3 and algorithm 1 (split 1/2), section 6 (other splits). No code was released. The
-    paper does not say what happens to optimizer state and batch norm's statistics at the switch: the former is reset
-    (`keep_optimizer`), the latter are kept (`reset_bn`).
+    paper does not say what happens to optimizer state and batch norm's statistics at the switch: the former is reset,
+    the latter are kept.
     """
 
     name: str = "partial_pretrain"
@@ -119,9 +105,9 @@ class Hlhlp(PhasedOptions):
 
     Source: HLHLp, sections 3.2 and 4; Kingma and Ba 2014 for v. No code was released. The paper gives lengths for Penn
     Treebank (50, 30, 30 and 30 epochs, table 6), which we use for all data, and up to 20 epochs for ImageNet. It specifies
-    neither the shape of the later rates, alpha beyond "typically from 0.1 to 0.01", nor what happens to the optimizer: all are
-    settings. The paper trains with SGD but measures flatness by Adam's v, so v is tracked separately from the optimizer
-    unless `second_moment=optimizer`. The factor r is the paper's ("approximately alpha eta D_2/D_8", "initially designed by
+    neither the shape of the later rates, alpha beyond "typically from 0.1 to 0.01", nor what happens to the optimizer: here
+    they follow the recipe, and it starts afresh. The paper trains with SGD but measures flatness by Adam's v, so v is tracked
+    separately from the optimizer. The factor r is the paper's ("approximately alpha eta D_2/D_8", "initially designed by
     considering the quantization step size ratios", section 3.2) and applies "to all experiments" (section 4.1), hence the
     defaults; the third phase begins at a lower rate than the second, which r = 1 does not keep. On recurrent networks the
     defaults of alpha and r let the master weights run away from their 2-bit values in the coarse phase, after which the 8-bit
@@ -166,11 +152,6 @@ class Hlhlp(PhasedOptions):
         minimum=0,
     )
     candidates: int = setting(5, "number of weights that `flattest` chooses from (HLHLp 3.2: three to five)", minimum=1)
-    second_moment: str = setting(
-        "tracked",
-        "v in Tr(sqrt v): tracked separately for any optimizer (tracked), or Adam's second moments (optimizer)",
-        choices=("tracked", "optimizer"),
-    )
     carry: str = setting(
         "latent",
         "values that a phase takes from its starting weights: the float master weights, or their quantized values",
@@ -208,6 +189,5 @@ class Hlhlp(PhasedOptions):
             "rate_ratio": (2, 8) if measured else None,
             "start_from": start_from,
             "candidates": self.candidates,
-            "optimizer_moments": self.second_moment == "optimizer",
             "carry_quantized": index > 0 and self.carry == "quantized",
         }

@@ -12,11 +12,11 @@ from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 
 from bitcycle import distributed
 from bitcycle.device import widest_float
-from bitcycle.layer import PrecisionController, carry_quantized, reset_batch_norm, restart_quantizers, step_ratio
+from bitcycle.layer import PrecisionController, carry_quantized, restart_quantizers, step_ratio
 from bitcycle.recipe.learning_rate import LearningRateOptions
 from bitcycle.schedule import FLOAT, Phase, Precision
 from bitcycle.training.checkpoint import CheckpointFolder
@@ -56,7 +56,8 @@ class SecondMoment:
 
     def trace_sqrt(self) -> float:
         """The current s; synchronises with the device."""
-        return sum_of_roots((v, 1 - BETA**self.steps) for v in self.moments)
+        sums = [v.sqrt().sum(dtype=widest_float(v.device)) for v in self.moments]
+        return float(torch.stack(sums).sum()) / (1 - BETA**self.steps) ** 0.5 if sums and self.steps else 0.0
 
     def state_dict(self) -> dict[str, Any]:
         return {"steps": self.steps, "moments": self.moments}
@@ -65,22 +66,6 @@ class SecondMoment:
         self.steps = state["steps"]
         for mine, saved in zip(self.moments, state["moments"], strict=True):
             mine.copy_(saved)
-
-
-def adam_trace_sqrt(optimizer: torch.optim.Optimizer) -> float:
-    """s of Adam's second moments, whose gradients include weight decay; synchronises with the device."""
-    terms = []
-    for group in optimizer.param_groups:
-        for parameter in group["params"]:
-            if state := optimizer.state.get(parameter):
-                terms.append((state["exp_avg_sq"], 1 - group["betas"][1] ** int(state["step"])))
-    return sum_of_roots(terms)
-
-
-def sum_of_roots(terms: Iterable[tuple[Tensor, float]]) -> float:
-    """The sum of sqrt(v / correction) over all elements of all tensors v, in the device's widest type."""
-    sums = [v.sqrt().sum(dtype=widest_float(v.device)) / correction**0.5 for v, correction in terms]
-    return float(torch.stack(sums).sum()) if sums else 0.0
 
 
 class Candidate(NamedTuple):
@@ -112,8 +97,6 @@ def choose(found: list[Candidate], start_from: str) -> tuple[Candidate, str]:
 
 def phase_rate(recipe: LearningRateOptions, phase: Phase, step: int, epoch_steps: int | None = None) -> float:
     """The learning rate at `step`: the recipe's rate for a run of the phase's length, times the phase's factor."""
-    if phase.constant_rate:
-        return recipe.initial * phase.rate_factor
     return recipe.rate(step - phase.start, phase.steps, epoch_steps) * phase.rate_factor
 
 
@@ -184,7 +167,7 @@ class PhaseRunner:
         self.ratio = step_ratio(self.model, *phase.rate_ratio) if phase.rate_ratio else 1.0
         self.index, self.candidates = self.index + 1, []
         then = self.following
-        tracked = then is not None and then.start_from == "flattest" and not then.optimizer_moments
+        tracked = then is not None and then.start_from == "flattest"
         self.moment = SecondMoment(self.model.parameters()) if tracked else None
         record = {
             "phase": self.index + 1,
@@ -208,16 +191,11 @@ class PhaseRunner:
             self.controller.use(self.controller.schedule(phase.start - 1))
             carry_quantized(self.model)
         restart_quantizers(self.model)
-        if phase.reset_batch_norm:
-            reset_batch_norm(self.model)
-        if not phase.keep_optimizer:
-            self.optimizer.state.clear()
+        self.optimizer.state.clear()
 
     def flatness(self) -> float | None:
         """The current Tr(sqrt v), if the next phase selects its starting weights by it."""
-        if self.following is None or self.following.start_from != "flattest":
-            return None
-        return self.moment.trace_sqrt() if self.moment is not None else adam_trace_sqrt(self.optimizer)
+        return None if self.moment is None else self.moment.trace_sqrt()
 
     def offer(self, candidate: Candidate) -> None:
         """Save the current weights if they are among the candidates for the next phase."""

@@ -247,12 +247,7 @@ def _with_validation(config: RunConfig) -> RunConfig:
 
 def _check_training(config: RunConfig, schedule: Schedule) -> None:
     """Reject a schedule that the optimizer or the way of computing does not support, before anything is built."""
-    reads_moments = any(phase.optimizer_moments and phase.start_from == "flattest" for phase in schedule.phases)
-    optimizer, options = config.training.optimizer.name, config.schedule
-    if reads_moments and optimizer not in ("adam", "adamw"):
-        problem = "has no second moments, whose Tr(sqrt v) selects starting weights"
-        remedy = "set training.optimizer.name=adam, or schedule.second_moment=tracked, which works with any optimizer"
-        raise SettingError("training.optimizer.name", optimizer, problem, remedy)
+    options = config.schedule
     if config.training.compute == "codes" and isinstance(options, Dfq) and options.backward == "chosen":
         problem = "replays float32 products, and training.compute=codes has none"
         remedy = "use training.compute=simulate, or schedule.backward=all"

@@ -49,40 +49,45 @@ struct Element {
 
 constexpr Element E4M3{3, -6, 8, 448.0f};
 
-// Scale of a block: a power of two (MX), or an E4M3 number times the scale of the tensor (NVFP4)
-struct PowerOfTwo {
-    float down1, down2, up1, up2, headroom;
+// Scales of up to `LANES` blocks, one array per factor so that loops over blocks are vectorized: powers of two (MX), or E4M3
+// numbers times the scale of the tensor (NVFP4)
+constexpr int64_t LANES = 64;
 
-    PowerOfTwo() = default;
-    PowerOfTwo(uint32_t top, const Element& element, float headroom) : headroom(headroom) {
-        const int32_t exponent = exponent_of(top), shared = std::max(exponent - element.highest, -127), half = shared >> 1;
-        down1 = power_of_two(-half), down2 = power_of_two(half - shared);
-        up1 = exponent > 127 ? std::numeric_limits<float>::quiet_NaN() : power_of_two(half), up2 = power_of_two(shared - half);
+struct PowerOfTwo {
+    float down1[LANES], down2[LANES], up1[LANES], up2[LANES], headroom;
+
+    PowerOfTwo(const uint32_t* top, int64_t count, const Element& element, float headroom) : headroom(headroom) {
+        for (int64_t i = 0; i < count; i++) {
+            const int32_t exponent = exponent_of(top[i]), shared = std::max(exponent - element.highest, -127), half = shared >> 1;
+            down1[i] = power_of_two(-half), down2[i] = power_of_two(half - shared), up2[i] = power_of_two(shared - half);
+            up1[i] = exponent > 127 ? std::numeric_limits<float>::quiet_NaN() : power_of_two(half);
+        }
     }
     template <class... Added>
-    float apply(float x, const Element& element, Added... noise) const {
+    float apply(int64_t i, float x, const Element& element, Added... noise) const {
         if constexpr (sizeof...(noise) > 0)
-            return element.round(x * down1 * down2 * headroom, noise...) * up1 * up2 / headroom;
+            return element.round(x * down1[i] * down2[i] * headroom, noise...) * up1[i] * up2[i] / headroom;
         else
-            return element.round(x * down1 * down2) * up1 * up2;
+            return element.round(x * down1[i] * down2[i]) * up1[i] * up2[i];
     }
 };
 
 struct OfTensor {
-    float step, lift, inverse;
-    bool is_zero;
+    float step[LANES], inverse[LANES], zero[LANES], lift;  // zero: 0, which makes a block of step 0 positive, or -0, without effect
 
-    OfTensor() = default;
-    OfTensor(uint32_t top, const Element& element, float of_tensor) {
-        const float scale = E4M3.round(std::bit_cast<float>(top) / element.largest / of_tensor);
-        step = scale * of_tensor;
-        is_zero = !(step > 0);
+    OfTensor(const uint32_t* top, int64_t count, const Element& element, float of_tensor) {
         lift = of_tensor < 0x1p-64f ? 0x1p64f : 1.0f;  // exact; without it 1 / of_tensor could be infinite
-        inverse = 1.0f / (of_tensor * lift) / scale;
-        if (top >= INFINITE) step = std::numeric_limits<float>::quiet_NaN();
+        const float unscaled = 1.0f / (of_tensor * lift);
+        for (int64_t i = 0; i < count; i++) {
+            const float scale = E4M3.round(std::bit_cast<float>(top[i]) / element.largest / of_tensor), found = scale * of_tensor;
+            inverse[i] = found > 0 ? unscaled / scale : 0.0f, zero[i] = found > 0 ? -0.0f : 0.0f;
+            step[i] = top[i] >= INFINITE ? std::numeric_limits<float>::quiet_NaN() : found;
+        }
     }
     template <class... Added>
-    float apply(float x, const Element& element, Added... noise) const { return step * element.round(is_zero ? 0.0f : x * lift * inverse, noise...); }
+    float apply(int64_t i, float x, const Element& element, Added... noise) const {
+        return step[i] * element.round(x * lift * inverse[i] + zero[i], noise...);
+    }
 };
 
 struct Shape {
@@ -90,37 +95,45 @@ struct Shape {
     int64_t blocks() const { return (length + size - 1) / size; }  // per row
 };
 
-// Blocks of contiguous elements
+// `blocks` blocks of contiguous elements of one row; the last one may be shorter
 template <class Scale, bool STOCHASTIC>
-void quantize_contiguous(const float* from, float* to, int64_t count, const Element& element, float factor, Noise noise) {
-    uint32_t top = 0;
-    for (int64_t i = 0; i < count; i++) top = std::max(top, magnitude(from[i]));
-    const Scale scale(top, element, factor);
-    for (int64_t i = 0; i < count; i++)
-        if constexpr (STOCHASTIC)
-            to[i] = scale.apply(from[i], element, noise.at(noise.first + static_cast<uint32_t>(i)));
-        else
-            to[i] = scale.apply(from[i], element);
+void quantize_contiguous(const float* from, float* to, int64_t blocks, int64_t size, int64_t length, const Element& element, float factor, Noise noise) {
+    uint32_t tops[LANES];
+    for (int64_t block = 0; block < blocks; block++) {
+        const int64_t last = std::min(length, (block + 1) * size);
+        uint32_t top = 0;
+        for (int64_t i = block * size; i < last; i++) top = std::max(top, magnitude(from[i]));
+        tops[block] = top;
+    }
+    const Scale scale(tops, blocks, element, factor);
+    for (int64_t block = 0; block < blocks; block++) {
+        const int64_t last = std::min(length, (block + 1) * size);
+#pragma GCC ivdep
+        for (int64_t i = block * size; i < last; i++)
+            if constexpr (STOCHASTIC)
+                to[i] = scale.apply(block, from[i], element, noise.at(noise.first + static_cast<uint32_t>(i)));
+            else
+                to[i] = scale.apply(block, from[i], element);
+    }
 }
 
-// Blocks of strided elements, `LANES` blocks at a time
+// Blocks of `count` strided elements, `LANES` blocks at a time
 template <class Scale, bool STOCHASTIC>
 void quantize_across(const float* from, float* to, int64_t count, int64_t inner, const Element& element, float factor, Noise noise) {
-    constexpr int64_t LANES = 64;
     for (int64_t start = 0; start < inner; start += LANES) {
         const int64_t lanes = std::min(LANES, inner - start);
         uint32_t top[LANES] = {};
-        Scale scale[LANES];
         for (int64_t i = 0; i < count; i++)
             for (int64_t lane = 0; lane < lanes; lane++) top[lane] = std::max(top[lane], magnitude(from[i * inner + start + lane]));
-        for (int64_t lane = 0; lane < lanes; lane++) scale[lane] = Scale(top[lane], element, factor);
+        const Scale scale(top, lanes, element, factor);
         for (int64_t i = 0; i < count; i++) {
             const int64_t at = i * inner + start;
+#pragma GCC ivdep
             for (int64_t lane = 0; lane < lanes; lane++)
                 if constexpr (STOCHASTIC)
-                    to[at + lane] = scale[lane].apply(from[at + lane], element, noise.at(noise.first + static_cast<uint32_t>(at + lane)));
+                    to[at + lane] = scale.apply(lane, from[at + lane], element, noise.at(noise.first + static_cast<uint32_t>(at + lane)));
                 else
-                    to[at + lane] = scale[lane].apply(from[at + lane], element);
+                    to[at + lane] = scale.apply(lane, from[at + lane], element);
         }
     }
 }
@@ -129,14 +142,15 @@ template <class Scale, bool STOCHASTIC>
 void quantize(const float* from, float* to, Shape shape, const Element& element, float factor, int32_t key) {
     const int64_t blocks = shape.blocks(), area = shape.size * shape.inner;
     at::parallel_for(0, shape.rows * blocks, std::max<int64_t>(1, GRAIN / area), [&](int64_t first, int64_t last) {
-        for (int64_t block = first; block < last; block++) {
+        for (int64_t block = first, together = 1; block < last; block += together) {
             const int64_t start = block % blocks * shape.size, at = (block / blocks * shape.length + start) * shape.inner;
-            const int64_t count = std::min(shape.size, shape.length - start);
             const Noise noise{STOCHASTIC, static_cast<uint32_t>(key), static_cast<uint32_t>(block * area)};
-            if (shape.inner == 1)
-                quantize_contiguous<Scale, STOCHASTIC>(from + at, to + at, count, element, factor, noise);
-            else
-                quantize_across<Scale, STOCHASTIC>(from + at, to + at, count, shape.inner, element, factor, noise);
+            if (shape.inner == 1) {
+                together = std::min({LANES, last - block, blocks - block % blocks});
+                quantize_contiguous<Scale, STOCHASTIC>(from + at, to + at, together, shape.size, shape.length - start, element, factor, noise);
+            } else {
+                quantize_across<Scale, STOCHASTIC>(from + at, to + at, std::min(shape.size, shape.length - start), shape.inner, element, factor, noise);
+            }
         }
     });
 }
@@ -146,7 +160,7 @@ float scale_of_tensor(const float* x, int64_t count, const Element& element) {
     uint32_t top = 0;
     for (int64_t i = 0; i < count; i++) {
         const uint32_t found = magnitude(x[i]);
-        top = std::max(top, found < INFINITE ? found : 0);
+        top = std::max(top, found & -static_cast<uint32_t>(found < INFINITE));
     }
     const float scale = std::bit_cast<float>(top) / (element.largest * E4M3.largest);
     return scale > 0 ? scale : 1.0f;

@@ -23,6 +23,7 @@ class SubCommand(NamedTuple):
 
 
 SUB_COMMANDS = {
+    "doctor": SubCommand("bitcycle.doctor", "whether a run or sweep can work on this machine, and how long it takes"),
     "status": SubCommand(
         "bitcycle.sweep.status",
         "all runs and sweeps with their progress and the time left",

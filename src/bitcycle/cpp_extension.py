@@ -37,14 +37,19 @@ def operators(source: Path, instructions: tuple[str, ...] = ()) -> Any | None:
     that it requires, by their Linux names, e.g. avx512_vnni.
     """
     try:
-        missing = set(instructions) - _cpu_instructions()
-        if missing:
-            raise OSError(f"this CPU lacks {', '.join(sorted(missing))}")
-        torch.ops.load_library(str(_compiled(source)))
+        load(source, instructions)
     except OSError as error:
         logger.info("%s is not used (%s); PyTorch computes the same, more slowly", source.name, error)
         return None
     return torch.ops.bitcycle
+
+
+def load(source: Path, instructions: tuple[str, ...] = ()) -> None:
+    """Compile a C++ file if necessary, and register its operators. Raises OSError with the reason if that is impossible."""
+    missing = set(instructions) - _cpu_instructions()
+    if missing:
+        raise OSError(f"this CPU lacks {', '.join(sorted(missing))}")
+    torch.ops.load_library(str(_compiled(source)))
 
 
 @functools.cache

@@ -30,6 +30,12 @@ def to_device(x: Tensor, device: torch.device) -> Tensor:
     return pinned.to(device, non_blocking=True)
 
 
+def synchronize(device: torch.device) -> None:
+    """Wait until an accelerator has computed everything that was asked of it."""
+    if device.type != "cpu":
+        torch.get_device_module(device).synchronize()
+
+
 def scalar(value: float, dtype: torch.dtype, device: torch.device) -> Tensor:
     """A number as a tensor without dimensions, which the device writes itself, so that the host does not wait for a copy."""
     return torch.full((), value, dtype=dtype, device=device)

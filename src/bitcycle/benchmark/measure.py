@@ -13,6 +13,8 @@ from typing import Any
 import torch
 from torch.profiler import ProfilerActivity, profile
 
+from bitcycle.device import synchronize
+
 Action = Callable[[], Any]
 
 
@@ -21,15 +23,13 @@ def clock_name(device: torch.device) -> str:
     return "processor" if device.type == "cpu" and torch.get_num_threads() == 1 else "wall"
 
 
-def timed(action: Action, device: torch.device) -> float:
-    """Run `action` and return the seconds it takes on the device."""
-    now = time.process_time if clock_name(device) == "processor" else time.perf_counter
-    if device.type == "cuda":
-        torch.cuda.synchronize()
+def timed(action: Action, device: torch.device, clock: str = "") -> float:
+    """Run `action` and return the seconds it takes on the device, of the clock processor or wall; default: `clock_name`."""
+    now = time.process_time if (clock or clock_name(device)) == "processor" else time.perf_counter
+    synchronize(device)
     start = now()
     action()
-    if device.type == "cuda":
-        torch.cuda.synchronize()
+    synchronize(device)
     return now() - start
 
 

@@ -31,12 +31,12 @@ class Speeds:
     """
 
     def __init__(self, runs: Iterable[SweepRun], recorded: Seconds | None = None) -> None:
-        finished = [(_names(run), run.samples, run.folder.read_summary().get("seconds")) for run in runs if run.path]
+        finished = [(names_of(run), run.samples, run.folder.read_summary().get("seconds")) for run in runs if run.path]
         self.seconds = (recorded or {}) | _by_kind(finished)
 
     def of(self, run: SweepRun) -> float | None:
         """Remaining training time of a run in seconds; None if no run of its kind is finished."""
-        known = next((self.seconds[key] for key in _kinds(_names(run), run.samples) if key in self.seconds), None)
+        known = next((self.seconds[key] for key in _kinds(names_of(run), run.samples) if key in self.seconds), None)
         if known is None:
             return None
         status = run.folder.read_status()
@@ -59,6 +59,11 @@ def recorded_seconds(rows: Iterable[Mapping[str, str]]) -> Seconds:
     return _by_kind(zip(kinds, samples, (row["seconds"] for row, _ in timed)))
 
 
+def measured_seconds(runs: Iterable[tuple[SweepRun, float]]) -> Seconds:
+    """The training time of runs that were timed without being trained."""
+    return _by_kind((names_of(run), run.samples, seconds) for run, seconds in runs)
+
+
 def _by_kind(runs: Iterable[tuple[tuple[str, ...], int | None, Any]]) -> Seconds:
     found: Seconds = {}
     for names, samples, seconds in runs:
@@ -67,7 +72,7 @@ def _by_kind(runs: Iterable[tuple[tuple[str, ...], int | None, Any]]) -> Seconds
     return found
 
 
-def _names(run: SweepRun) -> tuple[str, ...]:
+def names_of(run: SweepRun) -> tuple[str, ...]:
     """Network, dataset, quantizer and schedule, from the folder's name without its hash."""
     return tuple(run.folder.path.parent.name.split("-")[:-1])
 

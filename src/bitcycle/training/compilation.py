@@ -6,7 +6,7 @@ import torch
 
 from bitcycle import distributed
 from bitcycle.cpp_extension import is_compiled, operators
-from bitcycle.quantizer import Mx, NoQuantizer, Nvfp4, Sbm, compiler_works
+from bitcycle.quantizer import Mx, NoQuantizer, Nvfp4, QuantizerOptions, Sbm, compiler_works
 from bitcycle.quantizer.cpp_operators import AFFINE, BLOCK
 from bitcycle.training.plan import Plan
 
@@ -37,5 +37,9 @@ def _operators(plan: Plan, device: torch.device) -> Path | None:
     """
     if device.type != "cpu" or distributed.world_size() > 1 or plan.config.training.compute != "simulate":
         return None
-    options = plan.config.quantizer
+    return operators_of(plan.config.quantizer)
+
+
+def operators_of(options: QuantizerOptions) -> Path | None:
+    """The source file of a quantizer's C++ operators; None if it has none."""
     return AFFINE if isinstance(options, Sbm) else BLOCK if isinstance(options, (Mx, Nvfp4)) else None

@@ -25,7 +25,8 @@ from torch import Tensor, nn
 from bitcycle.cpp_extension import operators
 from bitcycle.quantizer.codes import Codes, GradientCodes
 
-_INSTRUCTIONS = ("avx512f", "avx512bw", "avx512dq", "avx512vl", "avx512_vnni")
+SOURCE = Path(__file__).with_name("product.cpp")
+INSTRUCTIONS = ("avx512f", "avx512bw", "avx512dq", "avx512vl", "avx512_vnni")
 _CHANNELS = 16
 _MOST_PLACES = 65_000
 """Maximum number of pixels of a padded image: sums of products over as many positions stay below 2^31."""
@@ -36,7 +37,7 @@ _MOST_TERMS = 65_000
 @functools.cache
 def library() -> Any | None:
     """The operators of compute=codes; None without a compiler or such a CPU."""
-    return operators(Path(__file__).with_name("product.cpp"), _INSTRUCTIONS)
+    return operators(SOURCE, INSTRUCTIONS)
 
 
 def sums_integers(layer: nn.Module, integers: Tensor) -> bool:

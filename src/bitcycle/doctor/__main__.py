@@ -1,0 +1,125 @@
+"""`bitcycle doctor [json] [SETTING=VALUE ...]`: whether the named run or sweep can work on this machine, and how long it takes.
+
+    bitcycle doctor                                     the machine; the run of `make demo`
+    bitcycle doctor schedule=RTH model=resnet74         and this run
+    bitcycle doctor +sweeps=better/fig3 scale=mini      and all runs of a sweep
+    bitcycle doctor json schedule=RTH model=resnet74    as one JSON object
+
+Exit codes: 0 it can work; 3 its data are missing; 2 its configuration is invalid; 1 anything else.
+"""
+
+import argparse
+import json
+import sys
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+
+import torch
+
+from bitcycle.command import refuse_renamed_options
+from bitcycle.configuration import RunConfig
+from bitcycle.doctor.finding import Finding, describe, exit_code, table
+from bitcycle.doctor.machine import machine_findings, writing_folders
+from bitcycle.doctor.numerics import numerics_findings
+from bitcycle.doctor.work import dataset_findings, run_findings, sweep_findings
+from bitcycle.errors import EXIT_DATA_MISSING, EXIT_DONE, EXIT_WRONG_CONFIGURATION, RunError
+from bitcycle.files import resource_root
+from bitcycle.guard import guarded
+from bitcycle.settings import SettingError, nearest
+from bitcycle.signals import stop_at_once
+from bitcycle.sweep.composition import composing
+from bitcycle.sweep.grid import Overrides
+from bitcycle.sweep.registry import Compose, SweepRun, index_runs, read_sweep, sweep_files
+from bitcycle.training.display import console
+from bitcycle.training.run import choose_device
+
+SWEEP = "+sweeps"
+DEMO = {"dataset": "digits", "model": "resnet8", "schedule": "RTH", "scale": "mini"}
+"""The run of `make demo`, which needs no data; examined if no run is named."""
+PLACES = ("data_root", "results_root")
+VERDICTS = {EXIT_DONE: "it can work here", EXIT_DATA_MISSING: "its data are missing"}
+
+
+def main() -> int:
+    """Run the command; returns the exit code."""
+    form = argparse.RawDescriptionHelpFormatter
+    parser = argparse.ArgumentParser("bitcycle doctor", description=__doc__, formatter_class=form)
+    parser.add_argument("words", nargs="*", metavar="SETTING=VALUE", help="settings of train.py; json: print JSON")
+    given = parser.parse_args()
+    stop_at_once()
+    as_json = "json" in given.words
+    settings = parse([word for word in given.words if word != "json"])
+    return guarded(lambda: examine(settings, as_json))
+
+
+def parse(words: list[str]) -> Overrides:
+    """Settings as on the command line of train.py. Raises SettingError for a word without a value."""
+    bare = next((word for word in words if "=" not in word), None)
+    if bare is not None:
+        raise SettingError(bare, "", "is not a setting with a value", "write SETTING=VALUE, such as schedule=RTH")
+    refuse_renamed_options(words)
+    found = {key: value for key, _, value in (word.partition("=") for word in words)}
+    return found if set(found) - set(PLACES) else {**DEMO, **found}
+
+
+def examine(settings: Overrides, as_json: bool) -> int:
+    """Print the findings on this machine and what is asked of it; returns the exit code. Raises SettingError for settings that
+    are not accepted or incompatible."""
+    with composing(resource_root() / "conf") as compose:
+        found = list(findings(settings, compose))
+    code = exit_code(found)
+    if as_json:
+        print(json.dumps({"settings": settings, **describe(found)}))
+    else:
+        screen = console(120)
+        screen.print(table(found))
+        screen.print(f"{' '.join(f'{key}={value}' for key, value in settings.items())}: ", end="", highlight=False)
+        screen.print(VERDICTS.get(code, "it cannot work here"), highlight=False)
+    return code
+
+
+def findings(settings: Overrides, compose: Compose) -> Iterator[Finding]:
+    """Yield all findings, those on the machine first. Raises SettingError as `examine`."""
+    sweep = settings.get(SWEEP)
+    if sweep is None:
+        config, runs = _valid(compose(settings)), []
+    else:
+        runs = runs_of(sweep, {key: value for key, value in settings.items() if key != SWEEP}, compose)
+        config = next((run.config for run in runs if run.config is not None), None) or _valid(compose({}))
+    yield from machine_findings(config.training.device, writing_folders(Path(config.results_root)))
+    yield from dataset_findings(config.data_folder)
+    yield from numerics_findings(_device(config.training.device))
+    yield from run_findings(config) if sweep is None else sweep_findings(sweep, runs)
+
+
+def _valid(config: RunConfig | str) -> RunConfig:
+    if isinstance(config, str):
+        raise _Refused(config)
+    return config
+
+
+class _Refused(RunError):
+    """Settings that were refused; the message says which, and the remedy."""
+
+    kind, exit_code = "wrong configuration", EXIT_WRONG_CONFIGURATION
+
+
+def _device(name: str) -> torch.device:
+    """The device of runs, or the CPU if there is no such device, which is a finding of its own."""
+    try:
+        return choose_device(name)
+    except RunError:
+        return torch.device("cpu")
+
+
+def runs_of(sweep: str, fixed: Mapping[str, str], compose: Compose) -> list[SweepRun]:
+    """The runs of a sweep with settings that override its own. Raises SettingError if there is no such sweep."""
+    files = sweep_files(resource_root())
+    if sweep not in files:
+        raise SettingError(SWEEP, sweep, "does not exist", nearest(sweep, files))
+    scale = fixed.get("scale", "paper")
+    return index_runs(read_sweep(files[sweep]).expand(scale, {**fixed, "scale": scale}), compose)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,115 @@
+"""A numerical self-check of each quantizer, forward and backward: this device against PyTorch's operators on the CPU; on a CPU the
+C++ operators against them.
+
+Sums of float32 differ in their last bits between devices, and where such a sum is a range, all its levels do. An element near
+the middle between two levels may then be rounded to the other one. Hence elements count as equal up to TOLERANCE of the
+tensor's largest magnitude, and a share of TOLERATED may differ.
+"""
+
+from collections.abc import Iterator
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from bitcycle.cpp_extension import operators
+from bitcycle.doctor.finding import PROBLEM, WARNING, Finding
+from bitcycle.quantizer import QUANTIZERS, ROLES, NoQuantizer, QuantizerOptions, encode_bits
+from bitcycle.randomness import int32_key
+from bitcycle.training.compilation import operators_of
+
+TOLERANCE = 1e-5
+TOLERATED = 1e-3
+SHAPES = {"weight": (32, 16, 3, 3), "activation": (16, 32, 8, 8), "gradient": (16, 32, 8, 8)}
+"""Role -> shape of the tensor that is quantized."""
+
+
+class Comparison(NamedTuple):
+    """The largest share of differing elements of one quantizer's tensors, and the role and bits where it was found."""
+
+    quantizer: str
+    share: float
+    where: str
+
+
+def numerics_findings(device: torch.device) -> Iterator[Finding]:
+    """Yield a finding on all quantizers that compute on the device as expected, and one for each that does not."""
+    compared, alone = [], []
+    for name, preset in QUANTIZERS.items():
+        options = preset()
+        if isinstance(options, NoQuantizer):
+            continue
+        source = operators_of(options)
+        if device.type == "cpu" and (source is None or operators(source) is None):
+            alone.append(name)  # PyTorch's operators are all that there is
+            continue
+        try:
+            compared.append(compare(name, options, device))
+        except RuntimeError as error:
+            yield _unsupported(name, error, device)
+    way = "C++ operators against PyTorch's" if device.type == "cpu" else f"{device} against the CPU"
+    wrong = [one for one in compared if one.share > TOLERATED]
+    values = {one.quantizer: {"share": one.share, "where": one.where} for one in compared}
+    right = [one.quantizer for one in compared if one.share <= TOLERATED]
+    rest = f"; PyTorch's operators only: {', '.join(alone)}" if alone else ""
+    text = f"{way}, forward and backward: equal for {', '.join(right) or 'none'}{rest}"
+    yield Finding("quantizers", text, values={"compared": values, "not_compared": alone})
+    for one in wrong:
+        text = f"{one.quantizer}: {one.share:.1%} of the elements of {one.where} differ; {way}"
+        remedy = "results from here would be wrong: update PyTorch and the driver, use training.device=cpu, and report this"
+        if device.type == "cpu":
+            remedy = "results from here would be wrong: set training.compile=false, and report this"
+        yield Finding(f"quantizer {one.quantizer}", text, PROBLEM, remedy, values[one.quantizer])
+
+
+def _unsupported(name: str, error: RuntimeError, device: torch.device) -> Finding:
+    reason = str(error).split("\n")[0]
+    remedy = "use another quantizer or training.device=cpu; a newer PyTorch may have what is missing"
+    return Finding(f"quantizer {name}", f"cannot run on {device}: {reason}", WARNING, remedy)
+
+
+def compare(name: str, options: QuantizerOptions, device: torch.device) -> Comparison:
+    """Compare all roles of a quantizer at its fewest, middle and most bits up to 8 with PyTorch's operators on the CPU."""
+    found = Comparison(name, 0.0, "")
+    for role in ROLES:
+        offered = [bits for bits in options.bits(role) if bits <= 8]
+        for bits in sorted({offered[0], offered[len(offered) // 2], offered[-1]} if offered else ()):
+            expected = results(options, role, bits, torch.device("cpu"), compile=False)
+            computed = results(options, role, bits, device, compile=device.type == "cpu")
+            for what, values in expected.items():
+                share = differing(computed[what], values)
+                if share > found.share:
+                    found = Comparison(name, share, f"the {role}'s {what} at {bits} bits")
+    return found
+
+
+def results(
+    options: QuantizerOptions, role: str, bits: int, device: torch.device, compile: bool
+) -> dict[str, Tensor]:
+    """On the CPU: a quantized tensor (`value`), and the gradients of the tensor and of the quantizer's parameters; of a quantizer of
+    gradients the gradient alone."""
+    generator = torch.Generator().manual_seed(0)
+    x, given = (torch.randn(SHAPES[role], generator=generator) for _ in range(2))
+    x = (x.relu() if role == "activation" else x).to(device).requires_grad_()
+    encoded = torch.tensor(encode_bits(bits), device=device)
+    given = given.to(device)
+    if role == "gradient":
+        keys = (torch.tensor(int32_key(part), dtype=torch.int32, device=device) for part in ("step", "layer"))
+        quantizer = options.gradient(compile).to(device)
+        (gradient,) = torch.autograd.grad(quantizer(x, encoded, *keys), x, given)
+        return {"gradient": gradient.cpu()}
+    module = options.weight(compile) if role == "weight" else options.activation(compile)
+    module.initialise(x.detach().cpu())
+    module.to(device).prepare(x.detach(), encode_bits(bits))
+    y = module(x, encoded)
+    trained = dict(module.named_parameters())
+    gradients = torch.autograd.grad(y, [x, *trained.values()], given, allow_unused=True)
+    named = zip(("gradient", *(f"gradient of {name}" for name in trained)), gradients, strict=True)
+    return {"value": y.detach().cpu(), **{name: part.cpu() for name, part in named if part is not None}}
+
+
+def differing(found: Tensor, expected: Tensor) -> float:
+    """The share of elements that differ by more than TOLERANCE of the largest expected magnitude, or are not finite."""
+    scale = float(expected.abs().amax()) or 1.0
+    same = (found - expected).abs() <= TOLERANCE * scale  # false for NaN
+    return 1 - float(same.double().mean())

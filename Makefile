@@ -8,7 +8,7 @@ export HYDRA_FULL_ERROR := 1
 unexport PYTHONPATH PYTHONDONTWRITEBYTECODE
 
 .DEFAULT_GOAL := help
-.PHONY: help setup docs demo test test-all test-slurm fuzz lint bench bench-check status reproduce campaign manifest collect figures browser costs readme lock clean
+.PHONY: help setup docs doctor demo test test-all test-slurm fuzz lint bench bench-check status reproduce campaign manifest collect figures browser costs readme lock clean
 
 help: ## list the targets
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | awk -F':.*## ' '{printf "  make %-11s %s\n", $$1, $$2}'
@@ -35,6 +35,9 @@ else
 endif
 	$(VENV)/bin/uv pip install --python $(RUN) --no-deps --no-build-isolation --editable .
 	@touch $@
+
+doctor: $(VENV)/.ready ## what works on this machine, and how long a run or sweep takes: DOCTOR="schedule=RTH model=resnet74"
+	@$(RUN) -m bitcycle doctor $(DOCTOR)
 
 demo: $(VENV)/.ready ## train a small ResNet with RTH on handwritten digits: accuracy, cost, saving and a plot, in about two minutes
 	$(RUN) train.py schedule=RTH model=resnet8 dataset=digits scale=mini logging.picture=true

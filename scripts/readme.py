@@ -18,7 +18,7 @@ from bitcycle.analysis.collect import SUMMARY
 from bitcycle.analysis.labels import group_of
 from bitcycle.benchmark.table import recorded
 from bitcycle.figure.phases import by_setting
-from bitcycle.files import markdown_table, read_csv
+from bitcycle.files import markdown_table, read_csv, read_json
 from bitcycle.hardware import MatrixProduct, Operation, TensorCore, Workload
 from bitcycle.hardware.latency import RATES
 from bitcycle.quantizer import QUANTIZERS, ROLES, NoQuantizer, QuantizerOptions, with_formats
@@ -46,6 +46,7 @@ README = ROOT / "README.md"
 COSTS = ROOT / "results" / "published_costs.md"
 SHOWN = ("float32", "static 8", "CR 3-8", "RTH 3-8")
 """Settings in the table of results, named as by `bits_of`."""
+DOCTOR = ROOT / "results" / "doctor.json"
 GRIDS = ROOT / "docs" / "pictures" / "formats.png"
 PICTURE = ROOT / "results" / "pictures" / "schedules.png"
 
@@ -366,6 +367,20 @@ def hlhlp_phases_table() -> str:
     return markdown_table(titles, lines)
 
 
+def doctor_table() -> str:
+    """What `bitcycle doctor` found on one machine."""
+    record = read_json(DOCTOR)
+    command = " ".join(f"{key}={value}" for key, value in record["settings"].items())
+    rows = [(each["state"], each["topic"], each["text"] + _remedy(each["remedy"])) for each in record["findings"]]
+    cpu = next(each["text"] for each in record["findings"] if each["topic"] == "cpu")
+    label = f"`bitcycle doctor {command}` on a machine without GPU ({cpu}), beside other programs; exit code {record['exit_code']}."
+    return f"{label}\n\n{markdown_table(('state', 'topic', 'finding'), rows)}"
+
+
+def _remedy(text: str) -> str:
+    return f"<br>→ {text}" if text else ""
+
+
 GENERATED: dict[str, Callable[[], str]] = {
     **{f"{name} list": partial(board_list, name) for name in ("methods", "underfitting", "formats")},
     "board": board,
@@ -386,6 +401,7 @@ GENERATED: dict[str, Callable[[], str]] = {
     "fuzz": fuzz_table,
     "null families": null_families_line,
     "hlhlp phases": hlhlp_phases_table,
+    "doctor": doctor_table,
     "tested": claims_table,
     "untested": untested_table,
     "decided": decided_list,
@@ -397,6 +413,7 @@ DOCUMENTS = {
     README: ("schedules", "board", "verdicts", "withdrawn"),
     ROOT / "docs" / "schedules.md": ("schedules",),
     ROOT / "docs" / "quantizers.md": ("quantizers",),
+    ROOT / "docs" / "doctor.md": ("doctor",),
     ROOT / "docs" / "formats.md": ("formats", "format costs"),
     ROOT / "docs" / "cost-models.md": ("costs",),
     ROOT / "docs" / "own-models.md": ("evaluation", "support"),

@@ -60,7 +60,7 @@ def _quoted(packages: list[str]) -> str:
 
 
 def extras() -> dict[str, list[Requirement]]:
-    """Extra of bitcycle -> the packages that it needs with this version of Python; empty for a source tree that is not installed."""
+    """Extra of bitcycle -> the packages that it needs with this version of Python; empty for a tree that is not installed."""
     try:
         declared = importlib.metadata.metadata("bitcycle").get_all("Provides-Extra") or []
     except PackageNotFoundError:

@@ -47,9 +47,8 @@ def main() -> int:
     parser.add_argument("words", nargs="*", metavar="SETTING=VALUE", help="settings of train.py; json: print JSON")
     given = parser.parse_args()
     stop_at_once()
-    as_json = "json" in given.words
-    settings = parse([word for word in given.words if word != "json"])
-    return guarded(lambda: examine(settings, as_json))
+    settings = [word for word in given.words if word != "json"]
+    return guarded(lambda: examine(parse(settings), as_json="json" in given.words))
 
 
 def parse(words: list[str]) -> Overrides:

@@ -69,7 +69,9 @@ def device_finding(name: str) -> Finding:
     if seen or not shutil.which("nvidia-smi"):
         return Finding("device", text, values=values)
     built = f"for CUDA {torch.version.cuda}" if torch.version.cuda else "without CUDA"
-    remedy = "reinstall without CPU=1 (make clean setup)" if not torch.version.cuda else "update the driver, see nvidia-smi"
+    remedy = (
+        "reinstall without CPU=1 (make clean setup)" if not torch.version.cuda else "update the driver, see nvidia-smi"
+    )
     return Finding("device", f"{text}; but there is an NVIDIA driver, and PyTorch is {built}", WARNING, remedy, values)
 
 
@@ -124,9 +126,9 @@ def threads_finding() -> Finding:
     threads, cores = torch.get_num_threads(), allowed_cores()
     waiting = {name: os.environ.get(name, "") for name in (POLICY, *WAITING)}
     set_here = ", ".join(f"{name}={value}" for name, value in waiting.items() if value) or "spinning, the default"
-    values = {"threads": threads, "visible": visible_cores(), "scheduled": scheduled_cores(), "quota": quota_cores()}
+    limits = {"visible": visible_cores(), "scheduled": scheduled_cores(), "quota": quota_cores()}
     text = f"{threads} threads on {cores} allowed cores (of {os.cpu_count()}); waiting: {set_here}"
-    values |= {"allowed": cores, "waiting": waiting}
+    values = {"threads": threads, "allowed": cores, **limits, "waiting": waiting}
     if threads <= cores:
         return Finding("threads", text, values=values)
     remedy = f"set {THREADS}={cores}, or unset it: more threads than cores wait for each other at every operation"
@@ -155,7 +157,9 @@ def memory_finding() -> Finding:
     if available is None:
         return Finding("memory", "unknown on this system")
     text, values = f"{available / GIB:.1f} GiB of main memory available", {"available": available}
-    remedy = "close other programs; choose a smaller training.batch_size, or training.compute=codes training.recompute=true"
+    remedy = (
+        "close other programs; choose a smaller training.batch_size, or training.compute=codes training.recompute=true"
+    )
     state = PROBLEM if available < LEAST_MEMORY else WARNING if available < ENOUGH_MEMORY else OK
     return Finding("memory", text, state, remedy if state != OK else "", values)
 
@@ -164,13 +168,21 @@ def disk_finding(what: str, folder: Path) -> Finding:
     """Free space on the disk of a folder, and whether it can be written; `what` says what the folder is for."""
     place = next(path for path in (folder.absolute(), *folder.absolute().parents) if path.exists())
     free = shutil.disk_usage(place).free
-    text, values = f"{free / GIB:.1f} GiB free for {what} ({folder})", {"free": free, "folder": str(folder)}
+    text, values = f"{free / GIB:.1f} GiB free for {what} ({_shown(folder)})", {"free": free, "folder": str(folder)}
     topic, choice = f"disk ({what})", "results_root= or another disk" if what == "runs" else "XDG_CACHE_HOME"
     if not os.access(place, os.W_OK):
-        return Finding(topic, f"{text}, which cannot be written", PROBLEM, f"choose a folder of yours: {choice}", values)
+        return Finding(
+            topic, f"{text}, which cannot be written", PROBLEM, f"choose a folder of yours: {choice}", values
+        )
     state = PROBLEM if free < LEAST_DISK else WARNING if free < ENOUGH_DISK else OK
     remedy = f"delete what is not needed there, or choose {choice}" if state != OK else ""
     return Finding(topic, text, state, remedy, values)
+
+
+def _shown(folder: Path) -> str:
+    """A path as in a shell, with ~ for the home folder."""
+    home = Path.home()
+    return f"~/{folder.relative_to(home)}" if folder.is_relative_to(home) else str(folder)
 
 
 def package_findings() -> Iterator[Finding]:

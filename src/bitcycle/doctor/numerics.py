@@ -1,5 +1,5 @@
-"""A numerical self-check of each quantizer, forward and backward: this device against PyTorch's operators on the CPU; on a CPU the
-C++ operators against them.
+"""A numerical self-check of each quantizer, forward and backward: this device against PyTorch's operators on the CPU; on a CPU
+the C++ operators against them.
 
 Sums of float32 differ in their last bits between devices, and where such a sum is a range, all its levels do. An element near
 the middle between two levels may then be rounded to the other one. Hence elements count as equal up to TOLERANCE of the
@@ -56,7 +56,9 @@ def numerics_findings(device: torch.device) -> Iterator[Finding]:
     yield Finding("quantizers", text, values={"compared": values, "not_compared": alone})
     for one in wrong:
         text = f"{one.quantizer}: {one.share:.1%} of the elements of {one.where} differ; {way}"
-        remedy = "results from here would be wrong: update PyTorch and the driver, use training.device=cpu, and report this"
+        remedy = (
+            "results from here would be wrong: update PyTorch and the driver, use training.device=cpu, and report this"
+        )
         if device.type == "cpu":
             remedy = "results from here would be wrong: set training.compile=false, and report this"
         yield Finding(f"quantizer {one.quantizer}", text, PROBLEM, remedy, values[one.quantizer])
@@ -83,11 +85,9 @@ def compare(name: str, options: QuantizerOptions, device: torch.device) -> Compa
     return found
 
 
-def results(
-    options: QuantizerOptions, role: str, bits: int, device: torch.device, compile: bool
-) -> dict[str, Tensor]:
-    """On the CPU: a quantized tensor (`value`), and the gradients of the tensor and of the quantizer's parameters; of a quantizer of
-    gradients the gradient alone."""
+def results(options: QuantizerOptions, role: str, bits: int, device: torch.device, compile: bool) -> dict[str, Tensor]:
+    """On the CPU: a quantized tensor (`value`), and the gradients of the tensor and of the quantizer's parameters; of a quantizer
+    of gradients the gradient alone."""
     generator = torch.Generator().manual_seed(0)
     x, given = (torch.randn(SHAPES[role], generator=generator) for _ in range(2))
     x = (x.relu() if role == "activation" else x).to(device).requires_grad_()

@@ -23,7 +23,8 @@ RUN_BUDGET, SWEEP_BUDGET = 8.0, 30.0
 
 def dataset_findings(data_root: Path) -> Iterator[Finding]:
     """Yield the presets of data sets that lie below data_root, and those that do not."""
-    found, absent = {}, {}
+    found: dict[str, str] = {}
+    absent: dict[str, str] = {}
     for name, preset in DATASETS.items():
         if any(default_of(field) == MISSING for field in _required(preset.kind, preset.values)):
             continue  # the user's own data
@@ -33,7 +34,11 @@ def dataset_findings(data_root: Path) -> Iterator[Finding]:
         absent |= {} if place else {name: str(options.absent(data_root))}
     values = {"data_root": str(data_root), "found": found, "missing": absent}
     text = f"below {data_root}: {', '.join(found)}; not there: {', '.join(absent) or 'none'}"
-    remedy = "`bitcycle doctor dataset=NAME` says where to put what; some are downloaded when a run needs them" if absent else ""
+    remedy = (
+        "`bitcycle doctor dataset=NAME` says where to put what; some are downloaded when a run needs them"
+        if absent
+        else ""
+    )
     yield Finding("data sets", text, remedy=remedy, values=values)
 
 
@@ -62,7 +67,9 @@ def _plan_finding(plan: Plan) -> Finding:
     config, state = plan.config, plan.state()
     text = f"{config.model.name} on {config.dataset.name}, schedule {config.schedule.name}, scale {config.scale}: "
     text += f"{plan.total_steps} steps of {plan.batch_size} samples, {state}"
-    return Finding("run", text, values={"run_dir": str(plan.folder.path), "state": state, "total_steps": plan.total_steps})
+    return Finding(
+        "run", text, values={"run_dir": str(plan.folder.path), "state": state, "total_steps": plan.total_steps}
+    )
 
 
 def data_finding(options: Sequence[DatasetOptions], problem: str) -> Finding:
@@ -140,4 +147,6 @@ def _sweep_time(runs: Sequence[SweepRun], left: Sequence[SweepRun], times: Seque
     if not unknown:
         return Finding("time", text, values=values)
     remedy = "repeat with one of these runs, as `bitcycle doctor SETTINGS`, to time it"
-    return Finding("time", f"{text}; without {unknown} runs whose network and data were not timed", WARNING, remedy, values)
+    return Finding(
+        "time", f"{text}; without {unknown} runs whose network and data were not timed", WARNING, remedy, values
+    )

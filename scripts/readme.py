@@ -373,7 +373,8 @@ def doctor_table() -> str:
     command = " ".join(f"{key}={value}" for key, value in record["settings"].items())
     rows = [(each["state"], each["topic"], each["text"] + _remedy(each["remedy"])) for each in record["findings"]]
     cpu = next(each["text"] for each in record["findings"] if each["topic"] == "cpu")
-    label = f"`bitcycle doctor {command}` on a machine without GPU ({cpu}), beside other programs; exit code {record['exit_code']}."
+    where = f"on a machine without GPU ({cpu}), beside other programs"
+    label = f"`bitcycle doctor {command}` {where}; exit code {record['exit_code']}."
     return f"{label}\n\n{markdown_table(('state', 'topic', 'finding'), rows)}"
 
 

@@ -180,7 +180,7 @@ ROOMS = (
         {"analysis"},
         {"integrations"},
     ),
-    *({"figure", "benchmark"}, {"command", "advise", "help", "cli", "__main__", "campaign", "reproduce"}),
+    *({"figure", "benchmark"}, {"command", "doctor", "advise", "help", "cli", "__main__", "campaign", "reproduce"}),
 )
 """Modules and packages from the bottom to the top: each knows what stands below it and its own set, never what stands above."""
 

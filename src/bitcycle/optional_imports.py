@@ -1,12 +1,14 @@
 """Optional dependencies, imported on first use; if one is missing, the error names the packages to install and their extra."""
 
 import importlib
-from importlib.metadata import PackageNotFoundError, requires, version
-from typing import Any
-
-from packaging.requirements import Requirement
+import re
+from importlib.metadata import PackageNotFoundError, metadata, requires, version
+from typing import TYPE_CHECKING, Any
 
 from bitcycle.errors import RunError
+
+if TYPE_CHECKING:
+    from packaging.requirements import Requirement
 
 _DISTRIBUTIONS = {"PIL": "pillow", "sklearn": "scikit-learn"}
 """Module -> the distribution that contains it, where their names differ."""
@@ -22,7 +24,6 @@ def require(module: str, extra: str) -> Any:
 
 def install_command(extra: str) -> str:
     """The command that installs the packages of an extra of bitcycle."""
-<<<<<<< HEAD
     packages = [package for package, extras in _declared() if extra in extras]
     return f"pip install {_quoted(packages)}" if packages else "install the packages that pyproject.toml lists"
 
@@ -54,31 +55,30 @@ def _name(requirement: str) -> str:
 
 def _quoted(packages: list[str]) -> str:
     return " ".join(map(repr, packages))
-=======
-    wanted = [str(requirement).partition(";")[0].strip() for requirement in extras().get(extra, ())]
-    return f"pip install {' '.join(map(repr, wanted)) if wanted else f'the packages of the extra {extra} in pyproject.toml'}"
 
 
-def extras() -> dict[str, list[Requirement]]:
+def extras() -> "dict[str, list[Requirement]]":
     """Extra of bitcycle -> the packages that it needs with this version of Python; empty for a tree that is not installed."""
     try:
-        declared = importlib.metadata.metadata("bitcycle").get_all("Provides-Extra") or []
+        declared = metadata("bitcycle").get_all("Provides-Extra") or []
     except PackageNotFoundError:
         return {}
     return {extra: _requirements("bitcycle", extra) for extra in declared}
 
 
-def _requirements(package: str, extra: str) -> list[Requirement]:
+def _requirements(package: str, extra: str) -> "list[Requirement]":
     """The packages that an extra of an installed package adds."""
-    conditional = (found for line in requires(package) or [] if (found := Requirement(line)).marker is not None)
-    return [
-        one
-        for one in conditional
-        if one.marker and one.marker.evaluate({"extra": extra}) and not one.marker.evaluate({"extra": ""})
-    ]
+    from packaging.requirements import Requirement  # a requirement of Hydra
+
+    found = []
+    for line in requires(package) or []:
+        marker = (one := Requirement(line)).marker
+        if marker is not None and marker.evaluate({"extra": extra}) and not marker.evaluate({"extra": ""}):
+            found.append(one)
+    return found
 
 
-def lacking(requirement: Requirement) -> list[str]:
+def lacking(requirement: "Requirement") -> list[str]:
     """The packages that must be installed or updated for a requirement, including those of its own extras."""
     try:
         installed = version(requirement.name)
@@ -88,4 +88,3 @@ def lacking(requirement: Requirement) -> list[str]:
         return [f"{requirement.name}{requirement.specifier}, not {installed}"]
     own = [one for extra in sorted(requirement.extras) for one in _requirements(requirement.name, extra)]
     return [name for one in own for name in lacking(one)]
->>>>>>> 229933e0 (bitcycle doctor: machine, data, numerical self-check of quantizers, and hours of a run or a sweep)

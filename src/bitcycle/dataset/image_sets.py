@@ -15,6 +15,7 @@ runs.
 import itertools
 from dataclasses import dataclass, replace
 from functools import cache
+from importlib.util import find_spec
 from pathlib import Path
 from typing import ClassVar, Optional
 
@@ -27,6 +28,7 @@ from bitcycle.dataset.image_sources import REMEDY, hold_out, read_folders, read_
 from bitcycle.dataset.images import GREY_MODES, DecodingOptions, EncodedImages, Framing, Images, open_image
 from bitcycle.dataset.sources import has_parquet, unpack_to_cache
 from bitcycle.errors import DataError
+from bitcycle.optional_imports import install_command
 from bitcycle.settings import MISSING, SettingError, setting
 from bitcycle.shapes import ImageShape
 
@@ -308,9 +310,11 @@ class Digits(ImageDatasetOptions):
     crop_padding: int = 1
 
     def place(self, data_root: Path) -> Path | None:
-        import sklearn
+        package = find_spec("sklearn")
+        return Path(package.origin).parent if package and package.origin else None
 
-        return Path(sklearn.__file__).parent
+    def absent(self, data_root: Path) -> DataError:
+        return DataError(f"the digits are part of scikit-learn. Install it: {install_command('images')}")
 
     def full_info(self, data_root: Path) -> DatasetInfo:
         return DatasetInfo(ImageShape(1, 8, 10), 1438, 359)

@@ -12,6 +12,7 @@ from bitcycle.dataset import DATASETS, DatasetOptions
 from bitcycle.doctor.duration import RunTime, measure, measure_kinds, one_of_each_kind
 from bitcycle.doctor.finding import CONFIGURATION, DATA, PROBLEM, WARNING, Finding
 from bitcycle.errors import DataError, RunError
+from bitcycle.optional_imports import explain_missing
 from bitcycle.settings import MISSING, default_of
 from bitcycle.sweep.registry import FINISHED, SweepRun
 from bitcycle.sweep.status import Speeds, measured_seconds, names_of
@@ -29,9 +30,12 @@ def dataset_findings(data_root: Path) -> Iterator[Finding]:
         if any(default_of(field) == MISSING for field in _required(preset.kind, preset.values)):
             continue  # the user's own data
         options = preset()
-        place = options.place(data_root)
-        found |= {name: str(place)} if place else {}
-        absent |= {} if place else {name: str(options.absent(data_root))}
+        try:
+            place = options.place(data_root)
+            found |= {name: str(place)} if place else {}
+            absent |= {} if place else {name: str(options.absent(data_root))}
+        except ModuleNotFoundError as error:  # a package that knows its layout
+            absent[name] = explain_missing(error) or str(error)
     values = {"data_root": str(data_root), "found": found, "missing": absent}
     text = f"below {data_root}: {', '.join(found)}; not there: {', '.join(absent) or 'none'}"
     remedy = (

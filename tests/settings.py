@@ -114,7 +114,9 @@ FOUR_PHASES = [*CHOOSING, "training.steps=32"]
 SLOW = {
     *("schedule=CT", "schedule=LR", "schedule=LT", "schedule=RR", "schedule=RTV", "schedule=ER", "schedule=ETV"),
     *("schedule=CR", "schedule=RTH", "schedule=triangular", "schedule=cosine_anneal", "schedule=gradient_cycle"),
-    *("schedule=deficit", "schedule=fine_tuning", "schedule=dfq"),
+    *("schedule=deficit", "schedule=fine_tuning", "schedule=dfq", "schedule=static", "schedule=delayed"),
+    *("schedule=pfq_manual", "schedule=late_switch", "schedule=mxfp4_backward", "quantizer=ternary"),
+    *("quantizer=nvfp4", "quantizer=mxfp4_backward"),
     *(
         "schedule=ETH",
         "schedule=hlhlhlp",

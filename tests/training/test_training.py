@@ -40,7 +40,7 @@ CPU = torch.device("cpu")
         ["schedule=static"],
         ["schedule=gradient_cycle"],
         ["quantizer=none"],
-        ["schedule=CR", "model=mobilenet_v2", "quantizer.depthwise_bits=[8,16]"],
+        ["schedule=CR", "model=mobilenet_v2", "quantizer.depthwise_bits=[8,16]", "training.steps=16"],
     ],
     ids=" ".join,
 )

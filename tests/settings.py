@@ -238,7 +238,7 @@ RESUME: dict[str, list[str]] = {
     "speech": [*SPEECH_RUN, "schedule=CR", "schedule.cycles=2", "training.learning_rate.patience=1"],
     "speech hlhlp": [
         *(*SPEECH_RUN, "schedule=hlhlp", "quantizer=uniform_l2", "schedule.candidates=2", "schedule.alpha=0.1"),
-        *("task.length_pool=1", "model.stack=2"),
+        "model.stack=2",
     ],
     "task=entailment": [*ENTAILMENT, "schedule=RTH"],
     "task=recommendation": [*RECOMMENDATION, "schedule=partial_pretrain", "quantizer=pact_binary"],

@@ -84,23 +84,17 @@ class TensorCore(LatencyModel):
 
     Source: NVIDIA, "H100 Tensor Core GPU" data sheet; NVIDIA, "Blackwell architecture" technical brief and HGX B200
     specifications, whose numbers with sparsity are twice these (TF32: 2.2 PFLOP/s); AMD, "Instinct MI355X GPU" data sheet and
-    "CDNA 4 architecture" white paper. `float_layers_in` selects whether float32 layers of a run count as float32 or as 16-bit
-    mixed precision.
+    "CDNA 4 architecture" white paper. float32 layers of a run count as bfloat16, as in
+    mixed-precision training.
     """
 
     name: str = "tensorcore"
     device: str = setting("b200", "accelerator whose peak rates are used", choices=RATES)
-    float_layers_in: str = setting(
-        "bfloat16",
-        "rate of products with float32 operands: that of bfloat16, as in mixed-precision training, or of float32",
-        choices=("bfloat16", "float32"),
-    )
 
     def rate(self, bits: int) -> Fraction:
         """Peak operations per second of a product whose wider operand has `bits` bits."""
         rates = RATES[self.device]
-        widest = 16 if self.float_layers_in == "bfloat16" else 32
-        width = next(width for width in sorted(rates) if width >= min(bits, widest))
+        width = next(width for width in sorted(rates) if width >= min(bits, 16))
         return Fraction(str(rates[width])) * 10**12
 
     def mac_seconds(self, bits: int, other_bits: int) -> Fraction:

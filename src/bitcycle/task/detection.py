@@ -38,9 +38,7 @@ class DetectionOptions(TaskOptions):
     nms_overlap: float = setting(
         0.5, "non-maximum suppression: IoU with a better detection above which one is dropped", minimum=0, maximum=1
     )
-    nms_candidates: Optional[int] = setting(
-        20_000, "detections kept before non-maximum suppression; null: all (cpt_voc), slow early in training", minimum=1
-    )
+    nms_candidates: int = setting(20_000, "detections kept before non-maximum suppression (cpt_voc: all)", minimum=1)
     detections: int = setting(100, "best detections of an image that are evaluated", minimum=1)
     difficult: str = setting(
         "count",
@@ -142,7 +140,7 @@ class Detection(Task):
 
         places, labels = (scores > self.options.score_threshold).nonzero(as_tuple=True)
         values = scores[places, labels]
-        if self.options.nms_candidates is not None and len(values) > self.options.nms_candidates:
+        if len(values) > self.options.nms_candidates:
             values, best = values.topk(self.options.nms_candidates)
             places, labels = places[best], labels[best]
         clipped = clip_boxes_to_image(boxes[places], size)

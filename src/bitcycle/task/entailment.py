@@ -12,11 +12,8 @@ from bitcycle.dataset import DatasetInfo
 from bitcycle.dataset.sentence_pairs import SentencePairOptions, TokenPairs
 from bitcycle.device import to_device
 from bitcycle.optional_imports import require
-from bitcycle.settings import SettingError, setting
+from bitcycle.settings import setting
 from bitcycle.task.base import Sample, StepOutput, Task, TaskOptions, TaskSetup, accuracies_and_loss, check_shares
-
-METRICS = {"test": "test_accuracy", "validation": "accuracy_of_validation"}
-"""Split -> main metric. Its name differs from that of the validation metric, as it must not be used for selection."""
 
 
 @dataclass
@@ -27,11 +24,6 @@ class EntailmentOptions(TaskOptions):
     can_be_shared = True
 
     name: str = "entailment"
-    evaluation_split: str = setting(
-        "test",
-        "split of the main metric (Better Schedules: test; its code: validation); validation is always evaluated",
-        choices=("test", "validation"),
-    )
     evaluation_batch_size: int = setting(64, "pairs evaluated at once", minimum=1, affects_result=False)
 
     def sample(self, info: DatasetInfo) -> Sample:
@@ -48,16 +40,12 @@ class Entailment(Task):
 
     def __init__(self, options: EntailmentOptions, setup: TaskSetup) -> None:
         dataset = setup.dataset
-        if options.evaluation_split == "validation" and dataset.validation == 0:
-            remedy = "leave dataset.validation=null"
-            raise SettingError("task.evaluation_split", "validation", "no validation data are used", remedy)
         splits = dataset.load(setup.data_root, setup.seed)
         test, validation = splits["test"].labels, splits.get("validation", splits["test"]).labels
         check_shares(options.evaluation_batch_size, test_samples=test, validation=validation)
         self.options, self.classes, self.seed = options, setup.info.shape.classes, setup.seed
         self.device = setup.device
         self.splits = {name: TokenPairs(*(x.to(self.device) for x in split)) for name, split in splits.items()}
-        self.metric = METRICS[options.evaluation_split]
         self.epoch = options.epoch(setup.info, setup.batch_size)
         self.majority_baseline = float(splits["train"].labels.bincount().max()) / self.epoch.samples
 
@@ -70,12 +58,6 @@ class Entailment(Task):
         logits = model(batch.ids, batch.segments, batch.mask)
         loss = F.cross_entropy(logits, batch.labels)
         return StepOutput(loss, (logits.detach().argmax(1) == batch.labels).float().mean())
-
-    @torch.no_grad()
-    def evaluate(self, model: nn.Module) -> dict[str, float]:
-        """The metrics of the split that the main metric is of, under its name."""
-        accuracy, loss = self.measure(model, self.options.evaluation_split).values()
-        return {self.metric: accuracy, self.metric.replace("accuracy", "loss"): loss}
 
     def measure(self, model: nn.Module, split: str) -> dict[str, float]:
         """Accuracy in percent and mean cross-entropy: `test_accuracy`, `test_loss`."""

@@ -45,11 +45,6 @@ class NodeClassificationOptions(TaskOptions):
         "cross_entropy, or raw_nll (released code on ogbn-arxiv: no softmax, unbounded below)",
         choices=("cross_entropy", "raw_nll"),
     )
-    evaluation_neighbours: str = setting(
-        "sampled",
-        "after sampled training: evaluate with sampling (sampled: released code), or on the whole graph (full)",
-        choices=("sampled", "full"),
-    )
     evaluation_batch_size: Optional[int] = setting(
         None, "nodes evaluated at once with sampled neighbours; norms depend on it; null: as in training", minimum=1
     )
@@ -158,7 +153,7 @@ class NodeClassification(Task):
 
     def _evaluation_batches(self, split: str) -> Iterator[GraphBatch]:
         nodes = self.splits[split]
-        if self.sampler is None or self.options.evaluation_neighbours == "full":
+        if self.sampler is None:
             yield self._whole_graph(nodes)
             return
         for number, part in enumerate(nodes.split(self.evaluation_batch_size)):

@@ -22,6 +22,9 @@ from bitcycle.settings import setting
 from bitcycle.task.base import Sample, StepOutput, Task, TaskOptions, TaskSetup
 from bitcycle.task.ctc import ctc_loss, edit_distances, greedy
 
+LENGTH_POOL = 16
+"""Number of batches whose utterances are sorted by length to reduce padding."""
+
 
 @dataclass
 class SpeechRecognitionOptions(TaskOptions):
@@ -34,9 +37,6 @@ class SpeechRecognitionOptions(TaskOptions):
         "utterance",
         "mean over utterances of -ln p, or of -ln p per character (not specified by HLHLp)",
         choices=("utterance", "character"),
-    )
-    length_pool: int = setting(
-        16, "number of batches whose utterances are sorted by length to reduce padding; 1: none", minimum=1
     )
     evaluation_batch_size: int = setting(64, "utterances evaluated at once", minimum=1)
 
@@ -63,7 +63,7 @@ class SpeechRecognition(Task):
         data, alphabet = dataset.load(setup.data_root, setup.seed), dataset.alphabet(setup.data_root)
         train, test, validation = (dataset.utterances(split or [], alphabet).to(setup.device) for split in data)
         self.options, self.splits = options, {"test": test, "validation": validation}
-        self.training_batches = UtteranceBatches(train, setup.batch_size, options.length_pool, setup.seed)
+        self.training_batches = UtteranceBatches(train, setup.batch_size, LENGTH_POOL, setup.seed)
         self.evaluation = SpeechEvaluation(options, alphabet)
 
     @property

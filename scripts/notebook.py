@@ -16,6 +16,7 @@ import matplotlib.pyplot as plt
 
 def execute(notebook: dict[str, Any]) -> dict[str, Any]:
     """The notebook with the output of its code cells, which share one namespace. Raises what a cell raises."""
+    plt.close("all")
     namespace: dict[str, Any] = {"__name__": "__main__"}
     codes = [cell for cell in notebook["cells"] if cell["cell_type"] == "code"]
     for number, cell in enumerate(codes, 1):

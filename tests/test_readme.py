@@ -9,6 +9,7 @@ import runpy
 import shlex
 import subprocess
 import sys
+import tomllib
 from pathlib import Path
 
 import pytest
@@ -72,6 +73,10 @@ def test_commands_of_documents_can_be_typed(command, tmp_path, monkeypatch):
         assert re.search(rf"^{words[0]}:", (ROOT / "Makefile").read_text(), re.MULTILINE)
     elif program in ("mkdir", "tar") or (program == "bitcycle" and words[0] in SUB_COMMANDS):
         pass
+    elif program == "pip":
+        named = re.findall(r"\.\[(.*)\]", " ".join(words))
+        extras = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["optional-dependencies"]
+        assert words[0] == "install" and {extra for names in named for extra in names.split(",")} <= set(extras)
     elif program == "python" and words[0] == "-m":
         assert importlib.util.find_spec(words[1])
     elif words[:1] == ["--help"] or words[1:2] == ["--help"]:

@@ -154,16 +154,13 @@ def test_a_run_without_phases_says_nothing_of_them(digits):
 
 
 def test_validation_without_choosing_is_reported(digits, monkeypatch):
-    """The test metric is that at the precision of evaluations, not at q_max: no two evaluations have the same one here."""
+    """With the test metric at the bits of the run, not at q_max: no two evaluations have the same one here."""
     values = iter(range(1000))
     monkeypatch.setattr(Classification, "evaluate", lambda *_: {"test_accuracy": float(next(values))})
-    plan = digits(
-        "schedule=static",
-        *("dataset.validation=0.25", "training.evaluation_steps=16", "training.evaluation_precision=float"),
-    )
+    plan = digits("schedule=RTH", "dataset.validation=0.25", "training.evaluation_steps=4")
     summary = execute(plan)
     found = [(r["validation_accuracy"], r["test_accuracy"]) for r in records(plan, "evaluation")]
-    assert len(found) == 4
+    assert len(found) == 16
     best = max(found, key=lambda pair: pair[0])
     assert summary["validation"] == {"final": found[-1][0], "best": best[0], "test_at_best": best[1]}
     assert summary["train_samples"] == 192

@@ -100,6 +100,10 @@ def test_files_that_name_no_class_of_settings(folder, text, problem):
     (folder / "conf" / "schedule" / "wrong.yaml").write_text(f"# wrong\n# wrong\n{text}\nname: wrong\n")
     with pytest.raises(SettingError, match=problem):
         Presets("schedule")["wrong"]()
+
+
+def test_the_command_refuses_a_file_that_names_no_class(folder):
+    (folder / "conf" / "schedule" / "wrong.yaml").write_text("# wrong\n# wrong\nq_min: 3\nname: wrong\n")
     done = run(["--config-dir", "conf", "schedule=wrong", "dry_run=true"], folder)
     assert done.returncode == 2 and "Remedy" in done.stderr and "Traceback" not in done.stderr, done.stderr
 

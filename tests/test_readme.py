@@ -71,6 +71,10 @@ def test_commands_of_documents_can_be_typed(command, tmp_path, monkeypatch):
     program, *words = words[begins[0] :] if begins else words  # without PYTHONPATH=... and `timeout 8m`
     if program == "make":
         assert re.search(rf"^{words[0]}:", (ROOT / "Makefile").read_text(), re.MULTILINE)
+    elif program == "pip":
+        project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+        extras = re.search(r"^\.(?:\[(.*)\])?$", words[-1])
+        assert extras and set((extras[1] or "").split(",")) <= {"", *project["optional-dependencies"]}
     elif program in ("mkdir", "tar") or (program == "bitcycle" and words[0] in SUB_COMMANDS):
         pass
     elif program == "pip":

@@ -8,7 +8,7 @@ export HYDRA_FULL_ERROR := 1
 unexport PYTHONPATH PYTHONDONTWRITEBYTECODE
 
 .DEFAULT_GOAL := help
-.PHONY: help setup docs doctor demo test test-all test-slurm fuzz lint bench bench-check status reproduce campaign manifest collect figures browser costs readme lock clean
+.PHONY: help setup docs doctor demo test test-all test-slurm fuzz lint bench bench-check status reproduce gpu-day campaign manifest collect figures browser costs readme lock clean
 
 help: ## list the targets
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | awk -F':.*## ' '{printf "  make %-11s %s\n", $$1, $$2}'
@@ -70,6 +70,9 @@ status: $(VENV)/.ready ## show progress and time left of all runs and sweeps; SC
 
 reproduce: $(VENV)/.ready ## train, analyse and plot all 62 items from scratch into results/reproduce/SCALE; default SCALE=smoke
 	$(RUN) -m bitcycle reproduce $(or $(SCALE),smoke)
+
+gpu-day: $(VENV)/.ready ## examine this machine, then train sweeps at paper scale, most claims per hour first: HOURS=8, DRY=1: only the plan, SCALE=paper
+	$(RUN) -m bitcycle gpu-day --hours $(or $(HOURS),8) --scale $(or $(SCALE),paper) $(if $(DRY),--dry-run)
 
 manifest: $(VENV)/.ready ## record which run fills which cell of every figure and table, without training: results/manifest
 	$(RUN) -m bitcycle manifest $(SCALE)

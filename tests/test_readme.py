@@ -189,7 +189,10 @@ ROOMS = (
         {"analysis"},
         {"integrations"},
     ),
-    *({"figure", "benchmark"}, {"command", "doctor", "advise", "help", "cli", "__main__", "campaign", "reproduce"}),
+    *(
+        {"figure", "benchmark"},
+        {"command", "doctor", "advise", "help", "cli", "__main__", "campaign", "reproduce", "gpu_day"},
+    ),
 )
 """Modules and packages from the bottom to the top: each knows what stands below it and its own set, never what stands above."""
 

@@ -41,6 +41,7 @@ SUB_COMMANDS = {
         ("SCALE", "*", "paper, mini or smoke; default: all"),
     ),
     "reproduce": SubCommand("bitcycle.reproduce", "train, analyse and draw every item of the papers at one scale"),
+    "gpu-day": SubCommand("bitcycle.gpu_day", "train sweeps in the order of claims per hour, within some hours"),
     "campaign": SubCommand("bitcycle.campaign", "train a plan of sweeps in the background, in the order of the plan"),
     "freeze": SubCommand(
         "bitcycle.analysis.frozen", "freeze the tests of claims before the first run that decides them"

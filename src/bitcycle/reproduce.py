@@ -35,15 +35,21 @@ def reproduce(root: Path, scale: str, pool: LocalPool) -> int:
     trained = train_all(root, scale, pool)
     if trained == EXIT_INTERRUPTED:
         return trained
-    settings = {"scale": scale, "results_root": str(RUNS)}
-    analysed = analyse(sweeps_with_analyses(root), settings, root / "conf")
-    record_all(root, (scale,))
-    summary = OUTPUT / scale / "summary" / "runs.csv"
-    collect(RUNS / scale, summary)
-    entries = make_all(root, OUTPUT / scale, summary)
+    analysed, entries = draw_all(root, scale, OUTPUT / scale)
     console(120).print(items_table(entries, scale))
     complete = EXIT_FAILED if any(problem_of(entry, scale) for entry in entries) else EXIT_DONE
     return worst([trained, analysed, complete])
+
+
+def draw_all(root: Path, scale: str, target: Path) -> tuple[int, list[Entry]]:
+    """Make the analyses, figures and tables of all finished runs of a scale in the folder `target`; returns the exit code of the
+    analyses, and the items."""
+    settings = {"scale": scale, "results_root": str(RUNS)}
+    analysed = analyse(sweeps_with_analyses(root), settings, root / "conf")
+    record_all(root, (scale,))
+    summary = target / "summary" / "runs.csv"
+    collect(RUNS / scale, summary)
+    return analysed, make_all(root, target, summary)
 
 
 def train_all(root: Path, scale: str, pool: LocalPool) -> int:

@@ -1,7 +1,7 @@
 """How long runs take on this machine, from a few of their steps with their data; nothing is written or downloaded."""
 
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import replace
 from typing import NamedTuple
 
@@ -124,12 +124,15 @@ def _peak(device: torch.device) -> int | None:
 
 
 def measure_kinds(
-    runs: Sequence[SweepRun], budget: float, seconds_of_a_kind: float = 3.0
+    runs: Sequence[SweepRun], budget: float, seconds_of_a_kind: float = 3.0, known: Iterable[SweepRun] = ()
 ) -> Iterator[tuple[SweepRun, RunTime | Exception]]:
-    """Time one run of each kind (network, dataset, quantizer, schedule) until the budget of seconds is used up, and one of each
-    network and dataset before others of the same; yields the run and its time, or the error that prevents it."""
-    end = time.perf_counter() + budget
+    """Time one run of each kind (network, dataset, quantizer, schedule) until the budget of seconds is used up, one of each
+    network and dataset before others of the same; yields the run and its time, or the error that prevents it. Kinds of `known`
+    runs are left out."""
+    end, kinds = time.perf_counter() + budget, {names_of(run) for run in known}
     for run in one_of_each_kind(runs):
+        if names_of(run) in kinds:
+            continue
         if time.perf_counter() > end:
             return
         assert run.config is not None, "its configuration is valid"

@@ -1,6 +1,7 @@
-"""What differs between devices: data types, seeds, and copies that do not make the host wait."""
+"""What differs between devices: data types, TF32, seeds, names, and copies that do not make the host wait."""
 
 from functools import cache
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -24,7 +25,7 @@ def _widest_float(device_type: str) -> torch.dtype:
 
 def to_device(x: Tensor, device: torch.device) -> Tensor:
     """x on a device. The host does not wait for the copy, which therefore starts from pinned memory (Metal has none)."""
-    if device.type == x.device.type or x.device.type != "cpu":
+    if device.type in (x.device.type, "meta") or x.device.type != "cpu":
         return x.to(device)
     pinned = x if device.type == "mps" else x.pin_memory()
     return pinned.to(device, non_blocking=True)
@@ -46,3 +47,25 @@ def seed_step(device: torch.device, seed: int) -> None:
     torch.default_generator.manual_seed(seed)
     if device.type != "cpu":
         torch.get_device_module(device).manual_seed(seed)
+
+
+def allow_tf32(allowed: bool) -> None:
+    """Let CUDA round operands of float32 products to 11 bits (TF32), or forbid it; PyTorch's default allows it for convolutions
+    only. A quantized value s n + z is not exact in 11 bits. Other devices have no TF32."""
+    # the older switches, as the newer ones make reading these an error in other people's code
+    torch.backends.cuda.matmul.allow_tf32 = torch.backends.cudnn.allow_tf32 = allowed
+
+
+def tf32_allowed() -> bool:
+    """Whether any float32 product may use TF32 on CUDA."""
+    cudnn: Any = torch.backends.cudnn
+    kinds = (torch.backends.cuda.matmul, cudnn.conv, cudnn.rnn)
+    return any(products.fp32_precision == "tf32" for products in kinds)
+
+
+def device_name(device: torch.device) -> str | None:
+    """The name of an accelerator as its driver reports it; None for a CPU, and where the driver reports none (Metal)."""
+    if device.type == "cpu":
+        return None
+    module: Any = torch.get_device_module(device)
+    return str(module.get_device_name(device)) if hasattr(module, "get_device_name") else None

@@ -8,6 +8,7 @@ counts what makes a real one slow: waits of the host for results, and copies fro
 from __future__ import annotations
 
 import collections
+import functools
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -288,6 +289,12 @@ class _Module:
     def device_count(self) -> int:
         return 1
 
+    def get_device_name(self, device: Any = None) -> str:
+        return "a pretended accelerator"
+
+    def get_amp_supported_dtype(self) -> list[torch.dtype]:
+        return [torch.bfloat16, torch.float16]
+
     def _is_in_bad_fork(self) -> bool:
         return False
 
@@ -302,8 +309,9 @@ class _Module:
 LIBRARY = torch.library.Library("aten", "IMPL")
 
 
+@functools.cache
 def start() -> torch.device:
-    """Register the device in this process, and return it."""
+    """Register the device in this process once, and return it."""
     _setup_privateuseone_for_python_backend(rename=NAME, backend_module=_Module())
     LIBRARY.impl("empty.memory_format", _empty, "PrivateUse1")
     LIBRARY.impl("empty_strided", _empty_strided, "PrivateUse1")

@@ -90,7 +90,7 @@ def _channels(values: Tensor, like: Tensor) -> Tensor:
 
 def share_batch_norm(model: nn.Module) -> nn.Module:
     """The model with batch norms over the whole batch, which share the original parameters and buffers."""
-    if next(model.parameters()).is_cuda:
+    if next(model.parameters()).is_cuda:  # PyTorch has its own for CUDA only
         return nn.SyncBatchNorm.convert_sync_batchnorm(model)
     return replace_modules(model, lambda m: twin_of(m, SharedBatchNorm) if isinstance(m, _BatchNorm) else m)
 

@@ -29,8 +29,12 @@ class Kernel:
 
     def __init__(self, function: Callable[..., Any]) -> None:
         self.function = function
-        self.general = torch.compile(function, dynamic=True)
         self.direct: dict[Hashable, Callable[..., Any]] = {}
+
+    @functools.cached_property
+    def general(self) -> Callable[..., Any]:
+        """The function behind PyTorch's guards, for tensors on any device."""
+        return exactly_compiled(self.function)
 
     def __call__(self, *arguments: Any) -> Any:
         """The function's result."""
@@ -114,17 +118,40 @@ def kernel(function: Callable[..., Any], compile: bool) -> Callable[..., Any]:
     return function
 
 
+EXACT = {"eager_numerics.division_rounding": True, "emulate_precision_casts": True}
+"""Options of the compiler with which kernels on a GPU round as PyTorch's own: divisions are not approximate, and products are not
+fused with sums. Versions of PyTorch without one of them are found out by `compiler_works`."""
+
+
+def exactly_compiled(function: Callable[..., Any]) -> Callable[..., Any]:
+    """torch.compile for tensors of any size, with those of the options `EXACT` that this version of PyTorch has."""
+    known = torch._inductor.list_options()
+    return torch.compile(
+        function, dynamic=True, options={name: value for name, value in EXACT.items() if name in known}
+    )
+
+
+def _rounded_twice(x: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
+    """Operations of quantizers that compilers like to round differently: a division, and a sum of products."""
+    return x / y, x * y + x
+
+
 @functools.cache
 def compiler_works(device_type: str) -> bool:
-    """Whether torch.compile works here, tested on a small kernel; logs the reason if not."""
+    """Whether torch.compile works on a device and changes no bit of a small kernel's results; logs the reason if not."""
     if device_type == "cpu" and not (shutil.which("g++") or shutil.which("clang++")):
         logger.warning("no C++ compiler (g++) found: quantizers run eagerly, with the same results but slower")
         return False
     try:
-        torch.compile(lambda x: x + 1, dynamic=True)(torch.zeros(8, device=device_type))
+        # no powers of two, so that every operation rounds
+        x = torch.arange(1, 4097, device=device_type, dtype=torch.float32) / 3
+        found, wanted = exactly_compiled(_rounded_twice)(x, x.flip(0)), _rounded_twice(x, x.flip(0))
     except Exception as error:  # a broken toolchain can raise anything, and eager mode always works
         logger.warning(
             "torch.compile does not work here (%s): quantizers run eagerly, more slowly", str(error).split("\n")[0]
         )
+        return False
+    if not all(map(torch.equal, found, wanted)):
+        logger.warning("torch.compile rounds differently on this device: quantizers run eagerly, more slowly")
         return False
     return True

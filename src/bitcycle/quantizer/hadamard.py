@@ -15,6 +15,7 @@ from functools import cache
 import torch
 from torch import Tensor
 
+from bitcycle.device import to_device
 from bitcycle.randomness import hash_bits
 
 
@@ -55,7 +56,7 @@ def rotate(x: Tensor, dim: int, size: int, signs: Tensor, groups: int = 1) -> Te
     whole = length // size * size
     if not whole:
         return x
-    matrix, rows = signs[:, None] * hadamard_matrix(size).to(x.device), x.float().reshape(-1, length, inner)
+    matrix, rows = signs[:, None] * to_device(hadamard_matrix(size), x.device), x.float().reshape(-1, length, inner)
     tiles = rows[:, :whole].reshape(-1, size, inner)
     turned = tiles.squeeze(-1) @ matrix if inner == 1 else matrix.T @ tiles
     turned = turned.reshape(-1, whole, inner)

@@ -101,6 +101,11 @@ class TrainingOptions(Settings):
         "cpu, cuda, cuda:1, xpu, mps, or auto (the first of cuda, xpu and mps that is there)",
         affects_result=False,
     )
+    tf32: bool = setting(
+        False,
+        "round operands of float32 products to 11 bits on CUDA (TF32): faster, but quantized values are not exact there;"
+        " nothing changes on other devices",
+    )
     threads: Optional[int] = setting(None, "CPU threads; null: PyTorch's choice", minimum=1, affects_result=False)
     deterministic: bool = setting(
         True, "use deterministic algorithms, required for exact resume on a GPU", affects_result=False

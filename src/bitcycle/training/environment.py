@@ -14,6 +14,7 @@ import torch
 
 from bitcycle import distributed
 from bitcycle.cpp_extension import cpu_entry
+from bitcycle.device import device_name, tf32_allowed
 
 PACKAGES = ("bitcycle", "torch", "torchvision", "torchmetrics", "numpy", "hydra-core", "omegaconf")
 COMMIT_VARIABLE = "BITCYCLE_COMMIT"
@@ -21,7 +22,8 @@ COMMIT_VARIABLE = "BITCYCLE_COMMIT"
 
 
 def describe_environment(device: torch.device) -> dict[str, Any]:
-    """Versions of libraries, the commit of this repository and whether it is modified, processor and threads."""
+    """Versions of libraries, the commit of this repository and whether it is modified, processor, threads, and
+    whether float32 products may be rounded to TF32."""
     return {
         "python": sys.version.split()[0],
         "packages": {package: _version(package) for package in PACKAGES},
@@ -32,14 +34,15 @@ def describe_environment(device: torch.device) -> dict[str, Any]:
         "threads": torch.get_num_threads(),
         "processes": distributed.world_size(),
         "device": str(device),
+        "tf32": tf32_allowed(),
     }
 
 
 def processor(device: torch.device) -> str:
     """The name of the GPU or CPU in use."""
-    if device.type == "cuda":
-        return torch.cuda.get_device_name(device)
-    return cpu_entry("model name") or platform.processor() or platform.machine()  # the last two give fewer details
+    return (
+        device_name(device) or cpu_entry("model name") or platform.processor() or platform.machine()
+    )  # the last two give fewer details
 
 
 def instruction_set() -> str:

@@ -93,11 +93,14 @@ class Trainer:
         """Train to the last step. Raises Interrupted after a signal, with a checkpoint saved; RunError if the loss is not finite
         or a checkpoint cannot be written."""
         batches = self.task.batches(self.step)
+        batch = next(batches) if self.step < self.total_steps else None
         saved = started = time.monotonic()
         while self.step < self.total_steps:
             if self.phases.due(self.step):
                 self.begin_phase()
-            self.train_step(next(batches))
+            self.train_step(batch)
+            if self.step < self.total_steps:
+                batch = next(batches)  # prepared while the device still computes the step
             length, begun = self.schedule.length.total_steps, self.average.count > 0
             if self.options.weight_averaging.due(self.step, length, begun):
                 self.average_weights()

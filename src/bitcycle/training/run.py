@@ -13,6 +13,7 @@ import torch
 from omegaconf import OmegaConf
 
 from bitcycle import distributed
+from bitcycle.device import allow_tf32
 from bitcycle.errors import RunError
 from bitcycle.files import read_object, write_atomically
 from bitcycle.hardware import CostMeter
@@ -193,6 +194,7 @@ def set_up_torch(plan: Plan) -> torch.device:
     """Choose the device and make its computations reproducible. Raises RunError if a GPU is requested but not available."""
     options = plan.config.training
     device = choose_device(options.device)
+    allow_tf32(options.tf32)
     if options.threads is not None:
         torch.set_num_threads(options.threads)
     if device.type == "cpu":

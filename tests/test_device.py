@@ -1,0 +1,68 @@
+"""Settings of devices: TF32 is off unless asked for and part of the name, and compiled kernels change no bit."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from bitcycle.device import allow_tf32, device_name, tf32_allowed, to_device
+from bitcycle.files import read_object
+from bitcycle.quantizer import compile_utils
+from bitcycle.training.plan import result_settings
+from bitcycle.training.run import execute, set_up_torch
+
+
+@pytest.fixture
+def tf32_as_before():
+    before = torch.backends.cuda.matmul.allow_tf32, torch.backends.cudnn.allow_tf32
+    yield
+    torch.backends.cuda.matmul.allow_tf32, torch.backends.cudnn.allow_tf32 = before
+
+
+def test_tf32_is_off_unless_asked_for_and_recorded(digits, tf32_as_before):
+    torch.backends.cudnn.allow_tf32 = True  # PyTorch's default
+    run = digits("quantizer=none", "training.steps=2", "dataset.train_samples=16", "dataset.test_samples=8")
+    execute(run)
+    assert not tf32_allowed()
+    assert read_object(run.folder.environment)["tf32"] is False
+    set_up_torch(digits("training.tf32=true"))
+    assert tf32_allowed()
+
+
+def test_other_code_can_read_whether_tf32_is_allowed(tf32_as_before):
+    for allowed in (True, False):
+        allow_tf32(allowed)
+        assert torch.backends.cuda.matmul.allow_tf32 is torch.backends.cudnn.allow_tf32 is tf32_allowed() is allowed
+
+
+def test_a_run_with_tf32_has_another_name(digits):
+    assert "training.tf32" not in result_settings(digits().config)
+    assert result_settings(digits("training.tf32=true").config)["training.tf32"] is True
+
+
+def test_values_for_no_device_are_not_pinned():
+    assert to_device(torch.ones(2), torch.device("meta")).is_meta
+
+
+def test_a_cpu_has_no_driver():
+    assert device_name(torch.device("cpu")) is None
+
+
+def test_quantizers_run_eagerly_where_the_compiler_rounds_differently(monkeypatch, caplog):
+    def approximately(function):
+        return lambda *tensors: tuple(x * (1 + 2**-23) for x in function(*tensors))
+
+    monkeypatch.setattr(compile_utils, "exactly_compiled", approximately)
+    compile_utils.compiler_works.cache_clear()
+    assert not compile_utils.compiler_works("cpu")
+    assert "rounds differently" in caplog.text
+    compile_utils.compiler_works.cache_clear()
+
+
+def test_the_compiler_is_asked_for_exact_divisions_and_no_fused_sums(monkeypatch):
+    asked = {}
+    monkeypatch.setattr(torch, "compile", lambda function, **options: asked.update(options))
+    compile_utils.exactly_compiled(torch.add)
+    known = torch._inductor.list_options()
+    assert asked["options"] == {name: True for name in compile_utils.EXACT if name in known}
+    assert asked["options"], "this version has at least one of them"

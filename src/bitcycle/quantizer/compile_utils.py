@@ -125,7 +125,9 @@ fused with sums. Versions of PyTorch without one of them are found out by `compi
 
 def exactly_compiled(function: Callable[..., Any]) -> Callable[..., Any]:
     """torch.compile for tensors of any size, with those of the options `EXACT` that this version of PyTorch has."""
-    known = torch._inductor.list_options()
+    from torch._inductor import list_options
+
+    known = list_options()
     return torch.compile(
         function, dynamic=True, options={name: value for name, value in EXACT.items() if name in known}
     )

@@ -78,7 +78,7 @@ def test_the_cost_term_alone_leads_the_gates_to_the_target(target, low, high):
     model, control = gated(resnet(), target=target)
     optimizer = torch.optim.Adam(model.gates.parameters(), lr=0.02)
     reached = []
-    for step in range(60):
+    for step in range(40):
         control.step(step, samples=6)
         model(images(seed=step))
         optimizer.zero_grad()

@@ -14,7 +14,7 @@ from contextlib import contextmanager
 import torch
 
 from bitcycle.files import read_records
-from bitcycle.layer.codes import gradients
+from bitcycle.layer.codes import support
 from bitcycle.model import MODELS
 from bitcycle.shapes import ImageShape
 from bitcycle.training.run import execute
@@ -88,7 +88,7 @@ def arithmetic() -> str:
             optimizer.step()
         parts = [parameter.detach().contiguous() for parameter in network.parameters()]
     sums = b"".join(part.numpy().tobytes() for part in parts)
-    integers = b"integers" if gradients.library() is not None else b""
+    integers = b"integers" if support.library() is not None else b""
     return hashlib.sha256(sums + integers).hexdigest()[:16]
 
 

@@ -10,7 +10,7 @@ from torch import nn
 
 import bitcycle
 from bitcycle.layer.codes.batch_norm import CodeBatchNorm2d, MaskSavingReLU
-from bitcycle.layer.codes.gradients import library
+from bitcycle.layer.codes.support import library
 from bitcycle.layer.quantized import QuantizedLayer
 from bitcycle.layer.twin import twin_of
 

@@ -3,9 +3,13 @@
 from __future__ import annotations
 
 import copy
+import os
+import subprocess
+import sys
 
 import pytest
 import torch
+import torch.nn.functional as F
 from torch import nn
 from torch._dynamo.utils import counters
 
@@ -13,6 +17,7 @@ import bitcycle
 from bitcycle.layer.codes import product as code_product
 from bitcycle.layer.codes.batch_norm import MaskSavingReLU
 from bitcycle.layer.codes.product import MOST_TERMS, integer_products_work
+from bitcycle.layer.codes.support import SWITCH
 from bitcycle.layer.state import PrecisionState
 from bitcycle.quantizer import compiler_works
 from bitcycle.quantizer.codes import decode
@@ -123,11 +128,63 @@ def test_codes_stand_for_the_quantized_tensor_bit_for_bit(number):
     torch.testing.assert_close(again, quantized)
 
 
-def test_without_integer_instructions_the_numbers_are_the_same(monkeypatch):
-    layers = pair(nn.Conv2d(4, 4, 3, padding=1), Precision(8, 8, 8))
+needs_integers = pytest.mark.skipif(not integer_products_work(), reason="no exact 8-bit products on this machine")
+
+
+@needs_integers
+def test_without_integer_products_a_layer_computes_as_simulated(monkeypatch):
+    """Bit for bit, as it takes the same products: codes that are decoded for each product would take longer."""
+    layers = pair(nn.Conv2d(16, 16, 3, padding=1), Precision(8, 8, 8))
+    x = torch.randn(3, 16, 9, 8)
+    assert layers[1].computation.accepts(x)
     monkeypatch.setattr(code_product, "integer_products_work", lambda: False)
-    torch.manual_seed(0)
-    assert_equal_but_for_rounding(layers, torch.randn(3, 4, 9, 8))
+    assert not layers[1].computation.accepts(x)
+    for found, expected in zip(*(results(layer, x) for layer in layers)):
+        assert torch.equal(found, expected)
+
+
+def test_products_of_codes_as_floats_are_exact(monkeypatch):
+    """As on a GPU."""
+    monkeypatch.setattr(code_product, "integer_products_work", lambda: False)
+    layer = pair(nn.Conv2d(4, 4, 3, padding=1), Precision(8, 8, 8))[1]
+    codes, weight = torch.randint(0, 256, (3, 4, 9, 8)), torch.randint(-128, 128, (4, 4, 3, 3))
+    found = code_product.convolve_integers(codes.to(torch.uint8), weight.to(torch.int8), torch.ones(4), layer)
+    assert torch.equal(found.double(), F.conv2d(codes.double(), weight.double(), padding=1))
+    rows, square = codes.flatten(1).to(torch.uint8), torch.randint(-128, 128, (5, 288)).to(torch.int8)
+    product = code_product.multiply_integers(rows, square, torch.ones(5))
+    assert torch.equal(product.double(), rows.double() @ square.double().T)
+
+
+REPORT = """
+import logging, torch, bitcycle
+logging.basicConfig(level=logging.INFO, format="%(message)s")
+from bitcycle.layer.codes.support import integer_products_work, library
+layer = bitcycle.quantize_model(torch.nn.Conv2d(16, 16, 3), float_layers=[], compute="codes")
+print(library() is not None, integer_products_work(), layer.computation.accepts(torch.randn(2, 16, 8, 8)))
+"""
+AVX2 = {"ATEN_CPU_CAPABILITY": "avx2", "ONEDNN_MAX_CPU_ISA": "AVX2"}
+
+
+@needs_integers
+@pytest.mark.parametrize(
+    ("variables", "state", "words"),
+    [
+        ({}, "True True", "8-bit integer products"),
+        ({SWITCH: "off"}, "False False False", f"float products, as compute=simulate, with its memory ({SWITCH}=off)"),
+        (AVX2, "False False False", "float products, as compute=simulate, with its memory (its 8-bit sums saturate)"),
+    ],
+)
+def test_the_log_says_what_multiplies(variables, state, words):
+    command = [sys.executable, "-c", REPORT]
+    done = subprocess.run(command, env={**os.environ, **variables}, capture_output=True, text=True, check=True)
+    assert f"compute=codes: 1 layers compute on codes; on this CPU: {words}" in done.stderr
+    assert state in done.stdout
+
+
+def test_a_wrong_value_of_the_switch_is_refused():
+    command = [sys.executable, "-c", "from bitcycle.layer.codes.support import library; library()"]
+    done = subprocess.run(command, env={**os.environ, SWITCH: "no"}, capture_output=True, text=True)
+    assert f"{SWITCH}=no" in done.stderr.splitlines()[-1] and "auto" in done.stderr
 
 
 def test_integer_products_are_exact_at_the_largest_codes():
@@ -138,6 +195,7 @@ def test_integer_products_are_exact_at_the_largest_codes():
     assert torch.equal(code_product.multiply_integers(x, weight, torch.ones(5)), x.float() @ weight.float().T)
 
 
+@needs_integers
 def test_one_byte_an_element_is_kept():
     """What a layer keeps for its backward pass, beside the weight: codes instead of a float32 copy of its input."""
     kept: list[int] = []
@@ -157,6 +215,7 @@ def test_one_byte_an_element_is_kept():
     assert sizes[1] < 1.3 * x.numel()
 
 
+@needs_integers
 @pytest.mark.parametrize("inplace", [True, False])
 def test_a_mask_saving_relu_has_the_same_numbers_and_keeps_a_byte(inplace):
     kept: list[torch.Tensor] = []
@@ -208,6 +267,7 @@ def test_inputs_of_batch_norm_that_are_computed_again_are_the_same():
         assert all(torch.equal(one, other) for one, other in zip(kept, again, strict=True))
 
 
+@needs_integers
 def test_computing_again_takes_less_memory():
     kept: list[int] = []
 

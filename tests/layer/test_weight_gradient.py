@@ -12,7 +12,8 @@ import bitcycle
 from bitcycle.layer.block_product import product_gradients
 from bitcycle.layer.codes import gradients
 from bitcycle.layer.codes import product as code_product
-from bitcycle.layer.codes.gradients import input_gradient, library, sums_input, sums_integers
+from bitcycle.layer.codes.gradients import input_gradient, sums_input, sums_integers
+from bitcycle.layer.codes.support import library
 from bitcycle.quantizer.codes import Codes, GradientCodes
 from bitcycle.quantizer.sbm import Sbm
 from bitcycle.schedule import Precision

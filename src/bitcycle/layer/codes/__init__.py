@@ -6,6 +6,7 @@ from torch import nn
 
 from bitcycle.layer.codes.batch_norm import CodeBatchNorm2d, MaskSavingReLU, RecomputingBatchNorm2d
 from bitcycle.layer.codes.product import code_product
+from bitcycle.layer.codes.support import products_on_cpu
 from bitcycle.layer.quantized import QuantizedLayer
 from bitcycle.layer.twin import modules_of, replace_modules, twin_of
 
@@ -28,6 +29,8 @@ def compute_codes(model: nn.Module, compile: bool, recompute: bool) -> nn.Module
         kinds = ", ".join(sorted({layer.quantizer_options.name for layer in layers}))
         message = "compute=codes: %d of %d quantized layers compute as compute=simulate (quantizer %s)"
         logger.info(message, len(layers) - able, len(layers), kinds)
+    if able:
+        logger.info("compute=codes: %d layers compute on codes; on this CPU: %s", able, products_on_cpu())
     norm: type[nn.Module] = RecomputingBatchNorm2d if recompute else CodeBatchNorm2d
     twins: dict[type[nn.Module], type[nn.Module]] = {nn.ReLU: MaskSavingReLU, nn.BatchNorm2d: norm} if able else {}
     model = replace_modules(model, lambda m: twin_of(m, twins[type(m)]) if type(m) in twins else m)

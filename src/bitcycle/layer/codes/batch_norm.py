@@ -19,7 +19,7 @@ from torch.autograd.function import once_differentiable
 from torch.autograd.graph import saved_tensors_hooks
 
 from bitcycle.layer.batch_norm import TrainedBatchNorm2d
-from bitcycle.layer.codes.gradients import library
+from bitcycle.layer.codes.support import integer_products_work, library
 from bitcycle.layer.relu import NotingReLU
 from bitcycle.quantizer.compile_utils import kernel
 from bitcycle.quantizer.cpp_operators import apply_to
@@ -97,7 +97,8 @@ class MaskSavingReLU(NotingReLU):
     compile_kernel = False
 
     def relu(self, x: Tensor) -> Tensor:
-        if not (torch.is_grad_enabled() and x.requires_grad):
+        saves = torch.is_grad_enabled() and x.requires_grad
+        if not saves or (x.is_cpu and not integer_products_work()):  # no codes are saved there
             return super().relu(x)
         return _MaskSavingRelu.apply(x, self.inplace, self.compile_kernel)
 

@@ -15,29 +15,18 @@ channel. Its two bytes are multiplied by n separately, exactly. The relative err
 3e-7). Neither is in the authors' code, which multiplies float32 tensors.
 """
 
-import functools
 import math
-from pathlib import Path
-from typing import Any
 
 from torch import Tensor, nn
 
-from bitcycle.cpp_extension import operators
+from bitcycle.layer.codes.support import library
 from bitcycle.quantizer.codes import Codes, GradientCodes
 
-SOURCE = Path(__file__).with_name("product.cpp")
-INSTRUCTIONS = ("avx512f", "avx512bw", "avx512dq", "avx512vl", "avx512_vnni")
 _CHANNELS = 16
 _MOST_PLACES = 65_000
 """Maximum number of pixels of a padded image: sums of products over as many positions stay below 2^31."""
 _MOST_TERMS = 65_000
 """Maximum number of terms of an input gradient, for the same reason."""
-
-
-@functools.cache
-def library() -> Any | None:
-    """The operators of compute=codes; None without a compiler or such a CPU."""
-    return operators(SOURCE, INSTRUCTIONS)
 
 
 def sums_integers(layer: nn.Module, integers: Tensor) -> bool:

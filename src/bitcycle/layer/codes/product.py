@@ -4,11 +4,12 @@ With x = s_x n + z_x and W_o = s_o m_o + z_o for each output channel o, and sums
 
     sum x W_o = s_x (s_o sum n m_o + z_o sum n) + z_x sum W_o + bias_o
 
-Integer sums are exact in 32-bit integers (on a CPU, with the 8-bit instructions of oneDNN), otherwise up to float32 rounding:
-operands of up to 8 bits are exact in TF32. Zero padding is x = 0, not n = 0: the three sums run over the elements inside the
-image, which must be handled explicitly in the last one. Only one byte per element of the input is saved for the backward pass.
-There both gradients are also sums of integers if layer and CPU support it (gradients.py); otherwise
-they are computed from decoded tensors as in compute=simulate.
+Integer sums are exact in 32-bit integers on a CPU with the 8-bit instructions of oneDNN; without them a layer computes as in
+compute=simulate, which takes less time. On a GPU they are exact up to float32 rounding: operands of up to 8 bits are exact in
+TF32. Zero padding is x = 0, not n = 0: the three sums run over the elements inside the image, which must be handled
+explicitly in the last one. Only one byte per element of the input is saved for the backward pass. There both gradients are
+also sums of integers if layer and CPU support it (gradients.py); otherwise they are computed from decoded tensors as in
+compute=simulate.
 
 Source: the identity is that of integer-only inference (Jacob et al. 2018, section 2.2), with ranges per output channel. Differs
 from compute=simulate only in the rounding of float32 sums and, where the input's gradient is a sum of integers, in that of the
@@ -16,7 +17,6 @@ weight to 16 bits.
 """
 
 import functools
-import logging
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any, cast
@@ -30,6 +30,7 @@ from bitcycle import distributed
 from bitcycle.layer.block_product import Gradients, product_gradients
 from bitcycle.layer.codes.batch_norm import remember
 from bitcycle.layer.codes.gradients import input_gradient, library, sums_input, sums_integers, weight_gradient
+from bitcycle.layer.codes.support import convolve_8_bits, integer_products_work, no_zero_points
 from bitcycle.layer.convolution import QuantizedConv2d
 from bitcycle.layer.quantized import QuantizedLayer, QuantizedLinear
 from bitcycle.quantizer.codes import MOST_BITS, Codes, WeightCodes, decode
@@ -38,8 +39,6 @@ from bitcycle.quantizer.cpp_operators import cpp_operators
 from bitcycle.quantizer.layout import flat, shaped
 from bitcycle.quantizer.sbm import SbmActivation, SbmWeight
 from bitcycle.quantizer.sbm_gradient import SbmGradient
-
-logger = logging.getLogger(__name__)
 
 MOST_TERMS = 2**31 // (255 * 128)
 """Maximum number of terms whose sum fits in a signed 32-bit integer for any codes."""
@@ -75,6 +74,8 @@ class CodeProduct:
             and not torch.compiler.is_compiling()
             and not x.is_meta
             and weight[0].numel() <= MOST_TERMS
+            # products of codes as floats take longer than those of simulated values
+            and (not x.is_cpu or integer_products_work())
         )
 
     def __call__(self, x: Tensor, bias: Tensor | None, key: Tensor) -> Tensor:
@@ -271,7 +272,7 @@ def convolve_integers(integers: Tensor, weight: Tensor, scales: Tensor, layer: Q
     """The convolution of uint8 [N, C, H, W] with int8 weights times scales [O], float32 and channels-last."""
     if integers.device.type == "cpu" and integer_products_work():
         integers = integers.contiguous(memory_format=torch.channels_last)
-        return _convolve_8_bits(integers, weight, scales, _geometry(layer))
+        return convolve_8_bits(integers, weight, scales, _geometry(layer))
     x, floats = integers.to(torch.float32), weight.to(torch.float32)
     with _exact_operands():
         y = F.conv2d(x, floats, None, *_geometry(layer))
@@ -281,40 +282,12 @@ def convolve_integers(integers: Tensor, weight: Tensor, scales: Tensor, layer: Q
 def multiply_integers(rows: Tensor, weight: Tensor, scales: Tensor) -> Tensor:
     """The product of uint8 [N, F] with int8 [O, F] transposed times scales [O], in float32."""
     if rows.device.type == "cpu" and integer_products_work():
-        packed, zeros = torch.ops.onednn.qlinear_prepack(weight, list(rows.shape)), _no_zero_points(weight)
+        packed, zeros = torch.ops.onednn.qlinear_prepack(weight, list(rows.shape)), no_zero_points(weight)
         return torch.ops.onednn.qlinear_pointwise(
             *(rows, 1.0, 0, packed, scales, zeros, None), *(1.0, 0, torch.float32, "none", [], "")
         )
     with _exact_operands():
         return F.linear(rows.to(torch.float32), weight.to(torch.float32)) * scales
-
-
-def _convolve_8_bits(integers: Tensor, weight: Tensor, scales: Tensor, shape: Geometry) -> Tensor:
-    packed = torch.ops.onednn.qconv_prepack(weight, scales, 1.0, 0, *shape, list(integers.shape))
-    return torch.ops.onednn.qconv2d_pointwise(
-        *(integers, 1.0, 0, packed, scales, _no_zero_points(weight), None, *shape),
-        *(1.0, 0, torch.float32, "none", [], ""),
-    )
-
-
-def _no_zero_points(weight: Tensor) -> Tensor:
-    return torch.zeros(len(weight), dtype=torch.int64)
-
-
-@functools.cache
-def integer_products_work() -> bool:
-    """Whether this PyTorch and CPU multiply 8-bit integers exactly, tested on the largest codes; logs a warning if not."""
-    x, weight = torch.full((1, 64, 4, 4), 255, dtype=torch.uint8), torch.full((16, 64, 3, 3), 127, dtype=torch.int8)
-    try:
-        found = _convolve_8_bits(x, weight, torch.ones(16), ([1, 1], [1, 1], [1, 1], 1))
-    except (AttributeError, NotImplementedError, RuntimeError) as error:
-        reason = str(error).split("\n")[0]
-    else:
-        if torch.equal(found, F.conv2d(x.double(), weight.double(), padding=1).float()):
-            return True
-        reason = "its sums saturate"
-    logger.warning("no exact product of 8-bit integers available (%s): compute=codes uses float32", reason)
-    return False
 
 
 @contextmanager

@@ -29,8 +29,8 @@ from torch.autograd.function import once_differentiable
 from bitcycle import distributed
 from bitcycle.layer.block_product import Gradients, product_gradients
 from bitcycle.layer.codes.batch_norm import remember
-from bitcycle.layer.codes.gradients import input_gradient, library, sums_input, sums_integers, weight_gradient
-from bitcycle.layer.codes.support import convolve_8_bits, integer_products_work, no_zero_points
+from bitcycle.layer.codes.gradients import input_gradient, sums_input, sums_integers, weight_gradient
+from bitcycle.layer.codes.support import convolve_8_bits, integer_products_work, library, no_zero_points
 from bitcycle.layer.convolution import QuantizedConv2d
 from bitcycle.layer.quantized import QuantizedLayer, QuantizedLinear
 from bitcycle.quantizer.codes import MOST_BITS, Codes, WeightCodes, decode

@@ -14,7 +14,7 @@ from bitcycle.cache import cache_folder
 from bitcycle.cpp_extension import load
 from bitcycle.doctor.finding import OK, PROBLEM, WARNING, Finding
 from bitcycle.errors import RunError
-from bitcycle.layer.codes import gradients
+from bitcycle.layer.codes import support
 from bitcycle.optional_imports import extras, install_command, lacking
 from bitcycle.quantizer.cpp_operators import AFFINE, BLOCK
 from bitcycle.threads import POLICY, THREADS, WAITING, allowed_cores, quota_cores, scheduled_cores, visible_cores
@@ -104,7 +104,7 @@ def cpu_finding() -> Finding:
 
 def compiler_finding() -> Finding:
     """Whether the C++ operators can be compiled, if necessary, and loaded."""
-    sources = {AFFINE: (), BLOCK: (), gradients.SOURCE: gradients.INSTRUCTIONS}
+    sources = {AFFINE: (), BLOCK: (), support.SOURCE: support.INSTRUCTIONS}
     failures: dict[str, str] = {}
     for source, instructions in sources.items():
         try:

@@ -8,8 +8,8 @@ import subprocess
 from collections.abc import Mapping
 from pathlib import Path
 
-from bitcycle.analysis.history import COLUMNS, updated
 from bitcycle.files import write_csv
+from bitcycle.reproduction.analysis.history import COLUMNS, updated
 
 ROOT = Path(__file__).parent.parent
 CLAIMS = "results/summary/claims.csv"

@@ -6,9 +6,9 @@ from collections import Counter
 from datetime import date
 from pathlib import Path
 
-from bitcycle.analysis import history
-from bitcycle.analysis.verdict import COMPUTED, NO_TEST, NOT_TESTED, ClaimResult, read_claim_results
 from bitcycle.files import markdown_table, read_csv
+from bitcycle.reproduction.analysis import history
+from bitcycle.reproduction.analysis.verdict import COMPUTED, NO_TEST, NOT_TESTED, ClaimResult, read_claim_results
 
 CLAIMS = Path(__file__).parent.parent / "results" / "summary" / "claims.csv"
 HISTORY = CLAIMS.with_name("claims_history.csv")

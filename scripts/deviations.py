@@ -11,9 +11,9 @@ from collections.abc import Iterable
 
 import pandas as pd
 
-from bitcycle.analysis.aggregation import Group, Run
-from bitcycle.analysis.statistics import detectable, residual_deviation
 from bitcycle.files import markdown_table
+from bitcycle.reproduction.analysis.aggregation import Group, Run
+from bitcycle.reproduction.analysis.statistics import detectable, residual_deviation
 
 TITLES = (
     *("data, network", "scale", "steps, batch", "settings", "runs"),

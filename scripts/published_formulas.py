@@ -22,7 +22,8 @@ from bitcycle.hardware import (
 )
 from bitcycle.layer import quantize_model
 from bitcycle.model import MODELS
-from bitcycle.schedule import Precision, Schedule, schedule
+from bitcycle.precision import Precision
+from bitcycle.schedule import Schedule, schedule
 from bitcycle.shapes import ImageShape
 
 STEPS, BATCH = 64_000, 128

@@ -12,20 +12,21 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from bitcycle.analysis.aggregation import read_runs
-from bitcycle.analysis.claim_functions import relative_cost
-from bitcycle.analysis.collect import SUMMARY
-from bitcycle.analysis.labels import group_of
 from bitcycle.benchmark.table import recorded
-from bitcycle.figure.phases import by_setting
 from bitcycle.files import markdown_table, read_csv, read_json
 from bitcycle.hardware import MatrixProduct, Operation, TensorCore, Workload
 from bitcycle.hardware.latency import RATES
+from bitcycle.precision import Precision
 from bitcycle.quantizer import QUANTIZERS, ROLES, NoQuantizer, QuantizerOptions, with_formats
 from bitcycle.quantizer.base import bits_in_words
 from bitcycle.quantizer.block import SCALE_BITS
 from bitcycle.quantizer.mx import BLOCK, FORMATS
-from bitcycle.schedule import SCHEDULES, SUITE, Precision, Static, schedule
+from bitcycle.reproduction.analysis.aggregation import read_runs
+from bitcycle.reproduction.analysis.claim_functions import relative_cost
+from bitcycle.reproduction.analysis.collect import SUMMARY
+from bitcycle.reproduction.analysis.labels import group_of
+from bitcycle.reproduction.figure.phases import by_setting
+from bitcycle.schedule import SCHEDULES, SUITE, Static, schedule
 from board import board, board_list
 from claim_tables import (
     claims_table,

@@ -26,7 +26,7 @@ from transformers.integrations.moe import ALL_EXPERTS_FUNCTIONS
 
 import bitcycle
 from bitcycle.layer import ConversionReport, PrecisionState
-from bitcycle.schedule import Precision
+from bitcycle.precision import Precision
 from support_networks import NETWORKS
 from support_table import RECORD
 

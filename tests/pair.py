@@ -20,7 +20,7 @@ from pathlib import Path
 
 from bitcycle.command import main as train
 from bitcycle.sweep import forkserver
-from bitcycle.training.distributed import process_group
+from bitcycle.training.processes import process_group
 from tests.conftest import ROOT
 
 COUNT = 2

@@ -12,9 +12,9 @@ from pathlib import Path
 
 import pytest
 
-from bitcycle.analysis.claims import read_claims
-from bitcycle.analysis.contrast import Pool
-from bitcycle.analysis.verdict import judge
+from bitcycle.reproduction.analysis.claims import read_claims
+from bitcycle.reproduction.analysis.contrast import Pool
+from bitcycle.reproduction.analysis.verdict import judge
 from tests.conftest import ROOT
 
 COPIED = (

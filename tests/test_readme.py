@@ -168,12 +168,14 @@ ROOMS = (
             "signals",
             "threads",
             "optional_imports",
-            "cpp_extension",
+            "precision",
+            "module",
         },
         {"presets", "device"},
     ),
     *(
         {"randomness", "distributed", "shapes", "schedule"},
+        {"cpp"},
         {"quantizer", "hardware"},
         {"layer"},
         {"model"},
@@ -185,14 +187,9 @@ ROOMS = (
         {"configuration", "guard"},
         {"training"},
         {"sweep"},
-        {"measurement"},
-        {"analysis"},
         {"integrations"},
     ),
-    *(
-        {"figure", "benchmark"},
-        {"command", "doctor", "advise", "help", "cli", "__main__", "campaign", "reproduce", "gpu_day"},
-    ),
+    *({"benchmark"}, {"command", "doctor", "help", "cli", "__main__", "reproduction"}),
 )
 """Modules and packages from the bottom to the top: each knows what stands below it and its own set, never what stands above."""
 

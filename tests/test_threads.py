@@ -131,7 +131,7 @@ def test_a_module_of_another_package_is_not_a_command(monkeypatch):
         monkeypatch.setattr(sys, "orig_argv", words)
         monkeypatch.setattr(sys, "argv", ["-m"])
         assert not threads.runs_a_module()
-    monkeypatch.setattr(sys, "orig_argv", ["python", "-m", "bitcycle.campaign"])
+    monkeypatch.setattr(sys, "orig_argv", ["python", "-m", "bitcycle.reproduction.campaign"])
     assert threads.runs_a_module()
     monkeypatch.setattr(sys, "argv", ["tool.py", "bitcycle"])
     assert not threads.runs_a_module(), "the package is imported later than its module is located"

@@ -13,8 +13,8 @@ from torch.nn.functional import nll_loss, relu
 
 import bitcycle
 from bitcycle.dataset.graph import Citation
-from bitcycle.layer.sparse import make_edges
 from bitcycle.model.graph_network import Gcn
+from bitcycle.module.sparse import make_edges
 from bitcycle.quantizer.registry import quantizer_options
 from bitcycle.shapes import GraphShape
 from twin_run import Twin, pairs_of, released, to_nearest

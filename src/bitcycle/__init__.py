@@ -12,7 +12,8 @@ from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from bitcycle.schedule import Precision, schedule
+from bitcycle.precision import Precision
+from bitcycle.schedule import schedule
 from bitcycle.threads import choose_threads, runs_a_module
 
 if runs_a_module():  # `python -m bitcycle.benchmark` is a command, and its module imports PyTorch at once
@@ -21,9 +22,9 @@ if runs_a_module():  # `python -m bitcycle.benchmark` is a command, and its modu
 if TYPE_CHECKING:
     from bitcycle.integrations.onnx import export_onnx
     from bitcycle.layer import PrecisionController, conversion_report, float_state_dict, quantize_model
-    from bitcycle.layer.finalize import finalize, load_finalized
-    from bitcycle.measurement.finished_run import FinishedRun
+    from bitcycle.layer.conversion.finalize import finalize, load_finalized
     from bitcycle.quantizer import quantize
+    from bitcycle.training.finished_run import FinishedRun
 
 __version__ = "0.1.0"
 
@@ -45,9 +46,9 @@ _HOMES = {
     "PrecisionController": "bitcycle.layer",
     "conversion_report": "bitcycle.layer",
     "export_onnx": "bitcycle.integrations.onnx",
-    "finalize": "bitcycle.layer.finalize",
+    "finalize": "bitcycle.layer.conversion.finalize",
     "float_state_dict": "bitcycle.layer",
-    "load_finalized": "bitcycle.layer.finalize",
+    "load_finalized": "bitcycle.layer.conversion.finalize",
     "quantize": "bitcycle.quantizer",
     "quantize_model": "bitcycle.layer",
 }
@@ -66,7 +67,7 @@ def load_run(path: str | Path, data_root: str | None = None, phase: int | None =
         RunError: if the folder has no finished run, or the weights of the phase were not kept.
         DataError: if data are needed and missing.
     """
-    from bitcycle.measurement import finished_run  # imports what composes configurations
+    from bitcycle.training import finished_run  # imports what composes configurations
 
     return finished_run.load_run(path, data_root, phase)
 

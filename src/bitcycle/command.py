@@ -24,8 +24,8 @@ from bitcycle.settings import SettingError
 from bitcycle.sweep.execution import SweepEnded, worst
 from bitcycle.sweep.grid import quoted
 from bitcycle.training.display import set_up_console
-from bitcycle.training.distributed import process_group
 from bitcycle.training.plan import Plan, make_plan
+from bitcycle.training.processes import process_group
 from bitcycle.training.report import plan_report, print_report, summary_report
 from bitcycle.training.run import execute
 
@@ -143,11 +143,11 @@ def pictures(plan: Plan, summary: dict[str, Any]) -> Iterator[Path]:
     """Draw the requested pictures; a range test is always drawn."""
     first, tested = plan.preliminary(), "range_test" in summary.get("found", {})
     if tested:
-        from bitcycle.figure.run import draw_range_test
+        from bitcycle.reproduction.figure.run import draw_range_test
 
         yield draw_range_test((first or plan).folder)
     if plan.config.logging.picture and (first is not None or not tested):
-        from bitcycle.figure.run import draw_run
+        from bitcycle.reproduction.figure.run import draw_run
 
         yield draw_run(plan)
 

@@ -2,7 +2,7 @@
 
 Every process computes a contiguous shard of each batch. While a batch is `sharded`, quantizers and batch norm use statistics of
 the whole batch (extrema, sums, element indices), so that values and noise equal those of a single process. With one process
-everything here is a no-op. For the setup of the process group see `training.distributed`.
+everything here is a no-op. For the setup of the process group see `training.processes`.
 
 Tensors of a shard have shape [samples, ...] or, for time-major sequences, [steps * samples, ...].
 """

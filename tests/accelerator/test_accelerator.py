@@ -20,7 +20,7 @@ ALLOWED = {
         "dataset/neighbours.py:_layer": "the size of the next layer is the number of new neighbours found",
     },
     "schedule=dfq, chosen backward passes": {
-        "layer/gated_block.py:_replayed": "what is computed depends on the choices of the gates: one wait for each block",
+        "layer/gates/gated_block.py:_replayed": "what is computed depends on the choices of the gates: one wait for each block",
     },
     "language_modelling_blocks": {
         "model/transformer_language_model.py:losses": "rare words are computed only for the targets that are rare",

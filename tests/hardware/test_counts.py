@@ -22,8 +22,8 @@ from bitcycle.hardware import (
     trace,
 )
 from bitcycle.layer import quantize_model
+from bitcycle.precision import Precision
 from bitcycle.quantizer import Mx
-from bitcycle.schedule import Precision
 from bitcycle.settings import SettingError
 from tests.hardware_models_cases import three_layers
 

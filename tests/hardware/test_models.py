@@ -24,7 +24,7 @@ from bitcycle.hardware import (
     trace,
 )
 from bitcycle.layer import quantize_model
-from bitcycle.schedule import Precision
+from bitcycle.precision import Precision
 from tests.hardware_models_cases import three_layers
 
 P8, P4 = Precision(8, 8, 8), Precision(4, 4, 8)

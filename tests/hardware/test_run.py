@@ -6,7 +6,7 @@ import time
 import pytest
 
 from bitcycle.hardware import HARDWARE, CostMeter, cost_table, saving
-from bitcycle.schedule import Precision
+from bitcycle.precision import Precision
 from bitcycle.training.plan import Plan
 from bitcycle.training.report import plan_report, print_report, summary_report
 from bitcycle.training.run import execute

@@ -12,7 +12,7 @@ from torch import nn
 from torch.nn import functional as F
 
 from bitcycle.hardware import FLOAT_PRECISION, BitFusion, BitOps, Zc706, trace
-from bitcycle.schedule import Precision
+from bitcycle.precision import Precision
 from bitcycle.settings import SettingError
 from tests.hardware_trace_cases import Function
 

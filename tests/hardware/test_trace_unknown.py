@@ -16,8 +16,8 @@ from torch.utils.flop_counter import register_flop_formula
 
 from bitcycle.hardware import FLOAT_PRECISION, BitFusion, BitOps, trace
 from bitcycle.layer import quantize_model
+from bitcycle.precision import Precision
 from bitcycle.quantizer.compile_utils import Kernel
-from bitcycle.schedule import Precision
 from tests.hardware_trace_cases import Function
 
 B, T = 2, 3

@@ -8,7 +8,7 @@ import torch.nn.functional as F
 
 import bitcycle
 from bitcycle.layer import PrecisionState
-from bitcycle.schedule import Precision
+from bitcycle.precision import Precision
 
 transformers = pytest.importorskip("transformers")
 pytest.importorskip("transformers.integrations.moe", reason="experts have a registry from transformers 5 on")

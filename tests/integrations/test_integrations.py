@@ -10,7 +10,7 @@ import torch
 from torch import nn
 
 import bitcycle
-from bitcycle.layer.quantized_product import QuantizedProduct
+from bitcycle.layer.products.quantized_product import QuantizedProduct
 from bitcycle.layer.state import PrecisionState
 from bitcycle.settings import SettingError
 

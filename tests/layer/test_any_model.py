@@ -9,8 +9,8 @@ from torch import nn
 
 import bitcycle
 from bitcycle.layer import QuantizedMultiheadAttention, QuantizedProduct, conversion_plan
+from bitcycle.precision import Precision
 from bitcycle.quantizer import Sbm
-from bitcycle.schedule import Precision
 from bitcycle.settings import SettingError
 
 FLOAT = Precision(32, 32, 32)

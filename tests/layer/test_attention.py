@@ -9,7 +9,7 @@ from torch.nn.utils.parametrizations import weight_norm
 
 import bitcycle
 from bitcycle.layer import QuantizedProduct
-from bitcycle.schedule import Precision
+from bitcycle.precision import Precision
 from bitcycle.settings import SettingError
 
 N, L, E = 3, 5, 8

@@ -11,7 +11,7 @@ from torch import nn
 import bitcycle
 from bitcycle.layer.codes.batch_norm import CodeBatchNorm2d, MaskSavingReLU
 from bitcycle.layer.codes.support import library
-from bitcycle.layer.quantized import QuantizedLayer
+from bitcycle.layer.products.quantized import QuantizedLayer
 from bitcycle.layer.twin import twin_of
 
 pytestmark = pytest.mark.skipif(library() is None, reason="needs g++ and a CPU with AVX-512 VNNI")

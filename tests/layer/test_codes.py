@@ -19,12 +19,12 @@ from bitcycle.layer.codes.batch_norm import MaskSavingReLU
 from bitcycle.layer.codes.product import MOST_TERMS, integer_products_work
 from bitcycle.layer.codes.support import SWITCH
 from bitcycle.layer.state import PrecisionState
+from bitcycle.precision import Precision
 from bitcycle.quantizer import compiler_works
 from bitcycle.quantizer.codes import decode
 from bitcycle.quantizer.compile_utils import Kernel
 from bitcycle.quantizer.sbm import SbmActivation, SbmWeight
 from bitcycle.recipe.options import TrainingOptions
-from bitcycle.schedule import Precision
 
 CONVOLUTIONS = {
     "3x3": ({"kernel_size": 3, "padding": 1}, 4),

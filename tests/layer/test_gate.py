@@ -12,7 +12,7 @@ from torch import nn
 import bitcycle
 from bitcycle.layer import GatedBlock, PrecisionState
 from bitcycle.model import MODELS, CifarMobileNetV2
-from bitcycle.schedule import Precision
+from bitcycle.precision import Precision
 from bitcycle.schedule.gated import OPTION_LISTS
 from bitcycle.shapes import ImageShape
 from tests.conftest import golden_json

@@ -14,11 +14,11 @@ from torch.utils._python_dispatch import TorchDispatchMode
 import bitcycle
 from bitcycle.hardware import BitOps, trace
 from bitcycle.layer import Gates, QuantizedLayer, float_state_dict, penalty
-from bitcycle.layer.choices import Tally
-from bitcycle.layer.gate import sign
+from bitcycle.layer.gates.choices import Tally
+from bitcycle.layer.gates.gate import sign
 from bitcycle.model import MODELS, CifarMobileNetV2, CifarResNet
+from bitcycle.precision import FLOAT, Precision
 from bitcycle.quantizer import Sbm
-from bitcycle.schedule import FLOAT, Precision
 from bitcycle.schedule.gated import OPTION_LISTS
 from bitcycle.settings import SettingError
 from bitcycle.shapes import ImageShape

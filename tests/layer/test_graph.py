@@ -8,14 +8,14 @@ import numpy as np
 import pytest
 import torch
 
-import bitcycle.layer.sparse as edges_module
+import bitcycle.module.sparse as edges_module
 from bitcycle.dataset.neighbours import SAMPLERS, NeighbourSampler, choose
 from bitcycle.layer import QuantizedGraphConvolution, QuantizedSageConvolution, quantize_model
-from bitcycle.layer.sparse import Edges, make_edges, neighbour_mean, neighbour_sum
 from bitcycle.model.graph_network import Gcn, GraphSage, norm
+from bitcycle.module.sparse import Edges, make_edges, neighbour_mean, neighbour_sum
+from bitcycle.precision import Precision
 from bitcycle.quantizer import Sbm
 from bitcycle.quantizer.sbm import SbmRows
-from bitcycle.schedule import Precision
 from bitcycle.shapes import GraphShape
 from tests.conftest import GOLDEN
 

@@ -14,11 +14,11 @@ from torch import nn
 import bitcycle
 from bitcycle.hardware import trace
 from bitcycle.layer import PrecisionState, QuantizedConv2d, QuantizedLinear, conversion_plan
-from bitcycle.layer.conversion import convertible_layers, has_signed_input, layer_roles
+from bitcycle.layer.conversion.convert import convertible_layers, has_signed_input, layer_roles
 from bitcycle.model import MODELS, CifarMobileNetV2, CifarResNet
+from bitcycle.precision import Precision
 from bitcycle.quantizer import Dorefa, PactBinary, Sbm, SbmActivation, Ttq, UniformL2
 from bitcycle.quantizer.dorefa import DorefaActivation
-from bitcycle.schedule import Precision
 from bitcycle.settings import SettingError
 from bitcycle.shapes import ImageShape
 from tests.conftest import GOLDEN, golden_arrays

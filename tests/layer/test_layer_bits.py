@@ -8,8 +8,8 @@ from torch import nn
 
 import bitcycle
 from bitcycle.layer import QuantizedProduct
+from bitcycle.precision import Precision
 from bitcycle.quantizer.sbm import Sbm
-from bitcycle.schedule import Precision
 from bitcycle.settings import SettingError
 from bitcycle.training.plan import run_hash
 from tests.conftest import configure

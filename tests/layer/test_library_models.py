@@ -8,7 +8,7 @@ from torch import nn
 
 import bitcycle
 from bitcycle.layer import QuantizedProduct
-from bitcycle.schedule import Precision
+from bitcycle.precision import Precision
 
 FLOAT = Precision(32, 32, 32)
 

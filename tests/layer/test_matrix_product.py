@@ -9,8 +9,8 @@ from torch import Tensor, nn
 
 import bitcycle
 from bitcycle.layer import MatrixProduct, PrecisionController, QuantizedLinear, QuantizedMatrixProduct, quantize_model
+from bitcycle.precision import FLOAT, Precision
 from bitcycle.quantizer import QUANTIZERS, Sbm, compiler_works
-from bitcycle.schedule import FLOAT, Precision
 from tests.conftest import ROOT
 
 with np.load(ROOT / "tests" / "data" / "golden-domains" / "bert_attention.npz") as arrays:
@@ -131,7 +131,7 @@ def test_products_are_charged_at_the_bits_of_activations():
 
 def test_products_are_neither_first_nor_last():
     model = nn.Sequential(MatrixProduct(), nn.Linear(2, 2), nn.Linear(2, 2), MatrixProduct())
-    roles = bitcycle.layer.conversion.layer_roles(model)
+    roles = bitcycle.layer.conversion.convert.layer_roles(model)
     assert list(roles.values()) == [("matmul",), ("first",), ("last",), ("matmul",)]
 
 

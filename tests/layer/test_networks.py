@@ -17,8 +17,8 @@ from torch import nn
 
 import bitcycle
 from bitcycle.layer import PrecisionState, QuantizedProduct, penalty
+from bitcycle.precision import FLOAT, Precision
 from bitcycle.quantizer import QUANTIZERS, quantizer_options
-from bitcycle.schedule import FLOAT, Precision
 from bitcycle.settings import SettingError
 from tests.layer.test_library_models import tiny_transformers
 

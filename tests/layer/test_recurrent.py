@@ -13,9 +13,9 @@ from torch.nn.utils.rnn import pack_sequence
 
 import bitcycle
 from bitcycle.layer import QuantizedGRU, QuantizedLSTM, carry_quantized, restart_quantizers
-from bitcycle.layer.recurrent import step_keys
+from bitcycle.layer.products.recurrent import step_keys
+from bitcycle.precision import Precision
 from bitcycle.quantizer import QUANTIZERS, Sbm, UniformL2
-from bitcycle.schedule import Precision
 from bitcycle.settings import SettingError
 from tests.conftest import ROOT
 

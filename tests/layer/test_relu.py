@@ -10,9 +10,9 @@ import torch
 from torch import nn
 
 import bitcycle
-from bitcycle.cpp_extension import operators
+from bitcycle.cpp.extension import operators
+from bitcycle.cpp.operators import AFFINE
 from bitcycle.layer.relu import NotingReLU, add_relu
-from bitcycle.quantizer.cpp_operators import AFFINE
 from bitcycle.quantizer.sbm import SbmActivation
 
 pytestmark = pytest.mark.skipif(operators(AFFINE) is None, reason="needs g++")

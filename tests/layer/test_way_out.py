@@ -11,8 +11,8 @@ from torch.nn.utils import prune
 from torch.nn.utils.parametrizations import weight_norm
 
 import bitcycle
+from bitcycle.precision import Precision
 from bitcycle.quantizer import Sbm
-from bitcycle.schedule import Precision
 from bitcycle.settings import SettingError
 
 

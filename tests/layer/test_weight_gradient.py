@@ -9,14 +9,14 @@ import torch
 from torch import nn
 
 import bitcycle
-from bitcycle.layer.block_product import product_gradients
 from bitcycle.layer.codes import gradients
 from bitcycle.layer.codes import product as code_product
 from bitcycle.layer.codes.gradients import input_gradient, sums_input, sums_integers
 from bitcycle.layer.codes.support import library
+from bitcycle.layer.products.block_product import product_gradients
+from bitcycle.precision import Precision
 from bitcycle.quantizer.codes import Codes, GradientCodes
 from bitcycle.quantizer.sbm import Sbm
-from bitcycle.schedule import Precision
 
 needs_library = pytest.mark.skipif(library() is None, reason="no compiler, or a CPU without 8-bit products")
 

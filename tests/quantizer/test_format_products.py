@@ -6,11 +6,11 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 import bitcycle
-from bitcycle.layer.graph import GraphConvolution
-from bitcycle.layer.matrix_product import MatrixProduct
-from bitcycle.layer.sparse import Edges
+from bitcycle.layer.products.graph import GraphConvolution
+from bitcycle.layer.products.matrix_product import MatrixProduct
+from bitcycle.module.sparse import Edges
+from bitcycle.precision import Precision
 from bitcycle.quantizer import QUANTIZERS, quantize_mx
-from bitcycle.schedule import Precision
 from tests.quantizer.test_formats import random
 
 FORWARD, BACKWARD = "mxfp6_e2m3", "mxfp8_e5m2"

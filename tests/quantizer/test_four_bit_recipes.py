@@ -8,11 +8,11 @@ from torch import Tensor, nn
 
 import bitcycle
 from bitcycle.layer import PrecisionState
+from bitcycle.precision import Precision
 from bitcycle.quantizer import QUANTIZERS, QuantizerOptions
 from bitcycle.quantizer.block import from_squares, squares
 from bitcycle.quantizer.hadamard import hadamard_matrix, random_signs, rotate
 from bitcycle.randomness import int32_key
-from bitcycle.schedule import Precision
 from bitcycle.settings import SettingError
 from tests.quantizer.test_formats import random
 
@@ -117,7 +117,7 @@ def test_rotations_cancel_without_quantization(name):
 
 def test_wgrad_of_nvfp4_rotates_both_inputs_along_the_samples():
     """Figure 5: the weight's gradient is Q(H^T g)^T Q(H^T x), the other products are not rotated."""
-    from bitcycle.layer.block_product import SIGNS
+    from bitcycle.layer.products.block_product import SIGNS
 
     x, g = random(48, 32), random(48, 64, seed=1)
     layer = nn.Linear(32, 64, bias=False)

@@ -13,13 +13,13 @@ from hypothesis import strategies as st
 from torch import Tensor, nn
 
 import bitcycle
+from bitcycle.precision import FLOAT
 from bitcycle.quantizer import QUANTIZERS, QuantizerOptions, compiler_works, dorefa, encode_bits, wageubn
 from bitcycle.quantizer.compile_utils import Kernel
 from bitcycle.quantizer.l2_step import SortedMagnitudes, fixed_point, improved_step, optimal_step, uniform_codes
 from bitcycle.quantizer.pact_binary import MINIMUM_ALPHA, PactActivation, pact
 from bitcycle.quantizer.ternary import trained_ternary
 from bitcycle.randomness import int32_key
-from bitcycle.schedule import FLOAT
 
 NAMES = [name for name in QUANTIZERS if name != "none"]
 VARIANTS: dict[str, QuantizerOptions] = {

@@ -11,10 +11,10 @@ from torch import Tensor, nn
 import bitcycle
 from bitcycle.layer import QuantizedConv2d, QuantizedLinear, penalty
 from bitcycle.model import CifarResNet
+from bitcycle.precision import Precision
 from bitcycle.quantizer import Dorefa, PactBinary, QuantizerOptions, Sbm, Ttq, UniformL2, Wageubn
 from bitcycle.quantizer.l2_step import improved_step, optimal_step
 from bitcycle.recipe.options import OptimizerOptions
-from bitcycle.schedule import Precision
 from bitcycle.settings import SettingError
 from bitcycle.shapes import ImageShape
 from bitcycle.training.loop import Trainer

@@ -7,8 +7,9 @@ import torch
 from torch import nn
 
 import bitcycle
+from bitcycle.precision import Precision
 from bitcycle.quantizer import QUANTIZERS, with_formats
-from bitcycle.schedule import FORMAT_BITS, SUITE, Precision
+from bitcycle.schedule import FORMAT_BITS, SUITE
 from bitcycle.settings import SettingError
 from tests.conftest import plan
 

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import pytest
 
-from bitcycle.figure.run import draw_run
 from bitcycle.files import read_records
 from bitcycle.layer import PrecisionController
-from bitcycle.schedule import Precision, schedule
+from bitcycle.precision import Precision
+from bitcycle.reproduction.figure.run import draw_run
+from bitcycle.schedule import schedule
 from bitcycle.schedule.gated import FAMILIES, OPTION_LISTS, Dfq, FracTrain
 from bitcycle.settings import SettingError
 from bitcycle.training.run import execute

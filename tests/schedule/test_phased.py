@@ -6,8 +6,9 @@ import json
 
 import pytest
 
+from bitcycle.precision import Precision
 from bitcycle.recipe.learning_rate import LearningRateOptions
-from bitcycle.schedule import SCHEDULES, Phase, Precision, Schedule, schedule
+from bitcycle.schedule import SCHEDULES, Phase, Schedule, schedule
 from bitcycle.settings import SettingError
 from bitcycle.training.phases import phase_rate
 from tests.conftest import configure

@@ -14,9 +14,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 from rich.console import Console
 
-from bitcycle.analysis.collect import summary_row
 from bitcycle.files import read_json, read_records
-from bitcycle.schedule import Precision, schedule
+from bitcycle.precision import Precision
+from bitcycle.reproduction.analysis.collect import summary_row
+from bitcycle.schedule import schedule
 from bitcycle.schedule.range_test import FirstRangeTest
 from bitcycle.settings import SettingError
 from bitcycle.training.loop import Trainer

@@ -11,11 +11,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import bitcycle
-from bitcycle.schedule import SCHEDULES, SUITE, Precision, schedule
+from bitcycle.precision import Precision, joined
+from bitcycle.schedule import SCHEDULES, SUITE, schedule
 from bitcycle.schedule.base import RunLength, ScheduleOptions
 from bitcycle.schedule.cyclic import Cyclic
 from bitcycle.schedule.phased import Hlhlp, PartialPretrain
-from bitcycle.schedule.precision import joined
 from bitcycle.schedule.staged import Staged
 from bitcycle.schedule.static import Deficit, Static
 from bitcycle.settings import SettingError

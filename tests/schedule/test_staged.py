@@ -6,7 +6,8 @@ from itertools import groupby
 
 import pytest
 
-from bitcycle.schedule import PlateauIndicator, Precision, schedule
+from bitcycle.precision import Precision
+from bitcycle.schedule import PlateauIndicator, schedule
 from bitcycle.settings import SettingError
 from tests.conftest import golden_json
 

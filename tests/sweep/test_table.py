@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import pytest
 
-from bitcycle.analysis.aggregation import read_runs
-from bitcycle.analysis.items import PUBLISHED, read_items
-from bitcycle.figure.table import settings_of, show_sweep, sweep_tables
 from bitcycle.files import resource_root
-from bitcycle.sweep.manifest import read_manifest
+from bitcycle.reproduction.analysis.aggregation import read_runs
+from bitcycle.reproduction.analysis.items import PUBLISHED, read_items
+from bitcycle.reproduction.figure.table import settings_of, show_sweep, sweep_tables
+from bitcycle.reproduction.manifest import read_manifest
 from tests.conftest import ROOT
 
 

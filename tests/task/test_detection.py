@@ -13,8 +13,8 @@ from bitcycle.files import read_records
 from bitcycle.layer import QuantizedConv2d
 from bitcycle.model.retinanet import Predictions, RetinaNet, RetinaNetOptions
 from bitcycle.optional_imports import require
+from bitcycle.precision import Precision
 from bitcycle.quantizer import Sbm
-from bitcycle.schedule import Precision
 from bitcycle.settings import SettingError
 from bitcycle.shapes import DetectionShape
 from bitcycle.task.anchors import (

@@ -16,8 +16,8 @@ from bitcycle.hardware import trace
 from bitcycle.layer import MatrixProduct, QuantizedLinear, QuantizedMatrixProduct, quantize_model
 from bitcycle.model import MODELS
 from bitcycle.optional_imports import require
+from bitcycle.precision import FLOAT, Precision
 from bitcycle.quantizer import Sbm
-from bitcycle.schedule import FLOAT, Precision
 from bitcycle.settings import SettingError
 from bitcycle.shapes import SentencePairShape
 from bitcycle.task import TASKS, TaskSetup

@@ -18,9 +18,9 @@ from bitcycle.dataset.neighbours import DglSampler, edges_of
 from bitcycle.errors import DataError
 from bitcycle.files import read_records
 from bitcycle.layer import QuantizedGraphConvolution, QuantizedSageConvolution
-from bitcycle.layer.sparse import Edges, make_edges
+from bitcycle.module.sparse import Edges, make_edges
+from bitcycle.precision import Precision
 from bitcycle.randomness import derive
-from bitcycle.schedule import Precision
 from bitcycle.settings import SettingError
 from bitcycle.training.loop import Trainer
 from bitcycle.training.run import execute

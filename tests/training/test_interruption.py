@@ -15,9 +15,9 @@ from pathlib import Path
 import pytest
 import torch
 
-from bitcycle.analysis.collect import collect, summary_row
 from bitcycle.errors import RunError
 from bitcycle.files import read_json, read_records
+from bitcycle.reproduction.analysis.collect import collect, summary_row
 from bitcycle.signals import StopSignal
 from bitcycle.training.loop import Trainer
 from bitcycle.training.plan import Plan

@@ -14,7 +14,7 @@ from torch import nn
 from bitcycle.errors import RunError
 from bitcycle.files import read_records
 from bitcycle.layer import step_ratio
-from bitcycle.schedule import Precision
+from bitcycle.precision import Precision
 from bitcycle.settings import SettingError
 from bitcycle.task.classification import Classification
 from bitcycle.training.checkpoint import CheckpointFolder

@@ -16,7 +16,7 @@ from bitcycle.layer.batch_norm import SharedBatchNorm
 from bitcycle.model.retinanet import RetinaNet
 from bitcycle.quantizer import QUANTIZERS, compiler_works
 from bitcycle.settings import SettingError
-from bitcycle.training.distributed import check_sharing, own_gpu, process_variables
+from bitcycle.training.processes import check_sharing, own_gpu, process_variables
 from bitcycle.training.run import execute
 from tests.conftest import plan, run_train
 from tests.pair import variables

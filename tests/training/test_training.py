@@ -9,17 +9,17 @@ from collections import Counter
 import pytest
 import torch
 
-from bitcycle.cpp_extension import is_compiled
+from bitcycle.cpp.extension import is_compiled
+from bitcycle.cpp.operators import AFFINE
 from bitcycle.dataset import DatasetOptions
 from bitcycle.errors import RunError
 from bitcycle.files import read_json, read_records, write_atomically
 from bitcycle.hardware import CostMeter
 from bitcycle.model import check_kind
+from bitcycle.precision import Precision
 from bitcycle.quantizer import compiler_works
-from bitcycle.quantizer.cpp_operators import AFFINE
 from bitcycle.randomness import derive
 from bitcycle.recipe.options import OptimizerOptions
-from bitcycle.schedule import Precision
 from bitcycle.settings import SettingError
 from bitcycle.task.classification import Classification
 from bitcycle.training.compilation import wants_compilation

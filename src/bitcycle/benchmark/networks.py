@@ -12,8 +12,8 @@ from bitcycle.benchmark.measure import interleaved, peak_bytes, summarise
 from bitcycle.layer import PrecisionController, penalty, quantize_model
 from bitcycle.layer.codes.batch_norm import RecomputingBatchNorm2d
 from bitcycle.layer.memory_format import channels_last
-from bitcycle.layer.sparse import make_edges
 from bitcycle.model import MODELS
+from bitcycle.module.sparse import make_edges
 from bitcycle.quantizer import compiler_works
 from bitcycle.recipe.options import OptimizerOptions
 from bitcycle.schedule import schedule

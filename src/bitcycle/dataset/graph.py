@@ -33,7 +33,7 @@ from bitcycle.dataset.base import UNREADABLE, DatasetInfo, DatasetOptions, check
 from bitcycle.dataset.neighbours import SAMPLERS
 from bitcycle.dataset.sources import download
 from bitcycle.errors import DataError
-from bitcycle.layer.sparse import Edges, make_edges
+from bitcycle.module.sparse import Edges, make_edges
 from bitcycle.optional_imports import require
 from bitcycle.settings import setting
 from bitcycle.shapes import GraphShape

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from bitcycle.device import scalar
-from bitcycle.layer.sparse import Edges
+from bitcycle.module.sparse import Edges
 from bitcycle.optional_imports import require
 from bitcycle.randomness import derive, hash_bits, int32_key
 

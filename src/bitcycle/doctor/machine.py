@@ -11,12 +11,12 @@ from typing import Any
 import torch
 
 from bitcycle.cache import cache_folder
-from bitcycle.cpp_extension import load
+from bitcycle.cpp.extension import load
+from bitcycle.cpp.operators import AFFINE, BLOCK
 from bitcycle.doctor.finding import OK, PROBLEM, WARNING, Finding
 from bitcycle.errors import RunError
 from bitcycle.layer.codes import support
 from bitcycle.optional_imports import extras, install_command, lacking
-from bitcycle.quantizer.cpp_operators import AFFINE, BLOCK
 from bitcycle.threads import POLICY, THREADS, WAITING, allowed_cores, quota_cores, scheduled_cores, visible_cores
 from bitcycle.training.environment import describe_environment, instruction_set, processor
 from bitcycle.training.run import choose_device

@@ -12,7 +12,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from bitcycle.cpp_extension import operators
+from bitcycle.cpp.extension import operators
 from bitcycle.doctor.finding import PROBLEM, WARNING, Finding
 from bitcycle.quantizer import QUANTIZERS, ROLES, NoQuantizer, QuantizerOptions, encode_bits
 from bitcycle.randomness import int32_key

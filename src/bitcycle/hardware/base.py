@@ -7,7 +7,7 @@ from fractions import Fraction
 from typing import Any, Optional
 
 from bitcycle.hardware.operation import Histogram, Operation, SampleCounts, Widths, Workload, check_precision
-from bitcycle.schedule import Precision
+from bitcycle.precision import Precision
 from bitcycle.settings import MISSING, Settings, setting
 
 PASSES = ("forward", "error", "weight_gradient")

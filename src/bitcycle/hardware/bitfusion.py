@@ -29,7 +29,7 @@ from bitcycle.hardware.base import PASSES, Cost, LayerCost, relative
 from bitcycle.hardware.bitops import BitOps
 from bitcycle.hardware.gemm import Array, Energy, Gemm, Usage, cheapest, energy_pj
 from bitcycle.hardware.operation import Histogram, MatrixProduct, Operation, SampleCounts, Workload
-from bitcycle.schedule import Precision
+from bitcycle.precision import Precision
 from bitcycle.settings import setting
 
 PRESETS: dict[str, dict[str, Any]] = {

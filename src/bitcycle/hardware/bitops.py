@@ -24,7 +24,7 @@ from typing import Any
 
 from bitcycle.hardware.base import Cost, HardwareOptions, LayerCost, relative
 from bitcycle.hardware.operation import FLOAT_PRECISION, Histogram, Operation, SampleCounts, Workload
-from bitcycle.schedule import Precision
+from bitcycle.precision import Precision
 
 
 @dataclass

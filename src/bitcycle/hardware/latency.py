@@ -10,7 +10,7 @@ from fractions import Fraction
 from bitcycle.hardware.base import Cost, LayerCost, relative
 from bitcycle.hardware.bitops import BitOps
 from bitcycle.hardware.operation import SampleCounts, Workload
-from bitcycle.schedule import Precision
+from bitcycle.precision import Precision
 from bitcycle.settings import setting
 
 

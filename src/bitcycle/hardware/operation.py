@@ -5,7 +5,7 @@ from dataclasses import dataclass, field, replace
 from fractions import Fraction
 from typing import NamedTuple
 
-from bitcycle.schedule import FLOAT, Precision
+from bitcycle.precision import FLOAT, Precision
 from bitcycle.settings import SettingError, nearest
 
 FLOAT_PRECISION = Precision(FLOAT, FLOAT, FLOAT)

@@ -7,8 +7,8 @@ from bitcycle.hardware.bitfusion import BitFusion
 from bitcycle.hardware.bitops import BitOps
 from bitcycle.hardware.latency import TensorCore, Zc706
 from bitcycle.hardware.operation import SampleCounts, Workload
+from bitcycle.precision import Precision
 from bitcycle.presets import Presets
-from bitcycle.schedule import Precision
 
 MODELS: tuple[type[HardwareOptions], ...] = (BitOps, BitFusion, Zc706, TensorCore)
 

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from bitcycle.hardware.base import CONVENTIONS, PASSES, Cost, HardwareOptions, LayerCost
 from bitcycle.hardware.operation import Operation, Workload
-from bitcycle.schedule import Precision
+from bitcycle.precision import Precision
 
 MOST_GROUPS = 16
 """With more modules than this, layers are grouped by kind."""

@@ -31,8 +31,8 @@ from torch.utils.weak import WeakTensorKeyDictionary
 
 from bitcycle.hardware.operation import FLOAT_PRECISION, MatrixProduct, Operation, Workload
 from bitcycle.hardware.product import PRODUCTS, Product, Unknown, unknown_arithmetic
+from bitcycle.precision import Precision
 from bitcycle.randomness import random_state_kept
-from bitcycle.schedule import Precision
 from bitcycle.settings import SettingError
 
 aten = torch.ops.aten

@@ -7,8 +7,8 @@ from dgl import function
 from dgl.nn.pytorch import GraphConv
 from torch import Tensor
 
-from bitcycle.layer.block_product import Axes
-from bitcycle.layer.quantized import CONVERSIONS, QuantizedLayer
+from bitcycle.layer.products.block_product import Axes
+from bitcycle.layer.products.quantized import CONVERSIONS, QuantizedLayer
 
 
 class QuantizedGraphConv(QuantizedLayer, GraphConv):

@@ -13,8 +13,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from bitcycle.layer.block_product import Axes
-from bitcycle.layer.quantized import CONVERSIONS, QuantizedLayer
+from bitcycle.layer.products.block_product import Axes
+from bitcycle.layer.products.quantized import CONVERSIONS, QuantizedLayer
 from bitcycle.settings import SettingError
 
 try:

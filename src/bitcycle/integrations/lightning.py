@@ -11,9 +11,9 @@ from lightning.pytorch import Callback
 from torch import nn
 
 from bitcycle.integrations import bound_schedule, check_evaluate_at
-from bitcycle.layer.controller import PrecisionController
-from bitcycle.layer.conversion import quantize_model
-from bitcycle.layer.quantized_product import QuantizedProduct
+from bitcycle.layer.control.controller import PrecisionController
+from bitcycle.layer.conversion.convert import quantize_model
+from bitcycle.layer.products.quantized_product import QuantizedProduct
 from bitcycle.quantizer import QuantizerOptions
 from bitcycle.randomness import random_state, set_random_state
 

@@ -18,12 +18,12 @@ import torch
 from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves
 
-from bitcycle.layer.quantized import QuantizedLayer
+from bitcycle.layer.products.quantized import QuantizedLayer
 from bitcycle.layer.twin import modules_of
 from bitcycle.optional_imports import require
+from bitcycle.precision import Precision
 from bitcycle.quantizer import SbmActivation, SbmWeight, TensorQuantizer
 from bitcycle.quantizer.codes import MOST_BITS
-from bitcycle.schedule import Precision
 from bitcycle.settings import SettingError
 
 

@@ -33,12 +33,12 @@ from transformers.trainer_utils import has_length
 from transformers.utils.quantization_config import QuantizationConfigMixin
 
 from bitcycle.integrations import bound_schedule, check_evaluate_at, experts
-from bitcycle.layer.block_product import Axes
-from bitcycle.layer.controller import PrecisionController
-from bitcycle.layer.conversion import quantize_model
-from bitcycle.layer.matrix_product import MatrixProduct
-from bitcycle.layer.quantized import CONVERSIONS, QuantizedLayer
-from bitcycle.layer.quantized_product import penalty
+from bitcycle.layer.control.controller import PrecisionController
+from bitcycle.layer.conversion.convert import quantize_model
+from bitcycle.layer.products.block_product import Axes
+from bitcycle.layer.products.matrix_product import MatrixProduct
+from bitcycle.layer.products.quantized import CONVERSIONS, QuantizedLayer
+from bitcycle.layer.products.quantized_product import penalty
 from bitcycle.quantizer import QuantizerOptions, quantizer_options
 from bitcycle.settings import SettingError
 

@@ -1,10 +1,10 @@
 """Quantized layers, the conversion of float models, and the controller that sets the bits."""
 
-from bitcycle.layer.attention import QuantizedMultiheadAttention
 from bitcycle.layer.batch_norm import share_batch_norm
-from bitcycle.layer.choices import Choices
-from bitcycle.layer.controller import PrecisionController
-from bitcycle.layer.conversion import (
+from bitcycle.layer.control.controller import PrecisionController
+from bitcycle.layer.control.phase_transition import carry_quantized, restart_quantizers, step_ratio
+from bitcycle.layer.control.report import ConversionReport, conversion_report
+from bitcycle.layer.conversion.convert import (
     DEFAULT_FLOAT_LAYERS,
     LayerRule,
     conversion_plan,
@@ -12,7 +12,11 @@ from bitcycle.layer.conversion import (
     float_state_dict,
     quantize_model,
 )
-from bitcycle.layer.convolution import (
+from bitcycle.layer.gates.choices import Choices
+from bitcycle.layer.gates.gate import Gates
+from bitcycle.layer.gates.gated_block import GatedBlock
+from bitcycle.layer.products.attention import QuantizedMultiheadAttention
+from bitcycle.layer.products.convolution import (
     QuantizableEmbedding,
     QuantizedConv1d,
     QuantizedConv2d,
@@ -22,15 +26,11 @@ from bitcycle.layer.convolution import (
     QuantizedConvTranspose3d,
     QuantizedEmbedding,
 )
-from bitcycle.layer.gate import Gates
-from bitcycle.layer.gated_block import GatedBlock
-from bitcycle.layer.graph import QuantizedGraphConvolution, QuantizedSageConvolution
-from bitcycle.layer.matrix_product import MatrixProduct, QuantizedMatrixProduct
-from bitcycle.layer.phase_transition import carry_quantized, restart_quantizers, step_ratio
-from bitcycle.layer.quantized import QuantizedLayer, QuantizedLinear
-from bitcycle.layer.quantized_product import QuantizedProduct, penalty
-from bitcycle.layer.recurrent import QuantizedGRU, QuantizedLSTM
-from bitcycle.layer.report import ConversionReport, conversion_report
+from bitcycle.layer.products.graph import QuantizedGraphConvolution, QuantizedSageConvolution
+from bitcycle.layer.products.matrix_product import MatrixProduct, QuantizedMatrixProduct
+from bitcycle.layer.products.quantized import QuantizedLayer, QuantizedLinear
+from bitcycle.layer.products.quantized_product import QuantizedProduct, penalty
+from bitcycle.layer.products.recurrent import QuantizedGRU, QuantizedLSTM
 from bitcycle.layer.state import PrecisionState
 
 __all__ = [

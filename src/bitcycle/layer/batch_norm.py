@@ -6,7 +6,7 @@
 
 On a GPU it is torch.nn.SyncBatchNorm, which computes the same and is only available there.
 
-With compute=simulate, batch norm on a CPU is a C++ operator (quantizer/batch_norm.h) with identical results: it adds the same
+With compute=simulate, batch norm on a CPU is a C++ operator (cpp/batch_norm.h) with identical results: it adds the same
 numbers in the same order as PyTorch, in half of the time. A ReLU in place becomes part of it in the backward pass, and the
 quantizer that reads the gradient next knows its range.
 """
@@ -20,8 +20,8 @@ from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
 from bitcycle import distributed
+from bitcycle.cpp.operators import cpp_operators
 from bitcycle.layer.twin import replace_modules, twin_of
-from bitcycle.quantizer.cpp_operators import cpp_operators
 
 
 def count_batch(norm: _BatchNorm) -> float:

@@ -1,4 +1,4 @@
-"""ReLU as a C++ operator on a CPU (quantizer/relu.h), with identical results.
+"""ReLU as a C++ operator on a CPU (cpp/relu.h), with identical results.
 
 It notes the range of its output for the quantizer that reads it next, saves a mask of one byte per element for the backward pass,
 as the next layer saves the quantized output instead, and masks the gradient in place if nobody else holds it. Residual blocks
@@ -10,9 +10,9 @@ from collections.abc import Callable
 import torch
 from torch import Tensor, nn
 
+from bitcycle.cpp.operators import apply_to, cpp_operators
 from bitcycle.layer.batch_norm import TrainedBatchNorm2d
 from bitcycle.layer.twin import replace_modules, twin_of
-from bitcycle.quantizer.cpp_operators import apply_to, cpp_operators
 
 
 class NotingReLU(nn.ReLU):

@@ -7,8 +7,8 @@ from weakref import WeakSet
 import torch
 from torch import Tensor, nn
 
+from bitcycle.precision import Precision
 from bitcycle.quantizer import ROLES, encode_bits
-from bitcycle.schedule import Precision
 
 
 class HoldsTensors(nn.Module):

@@ -18,7 +18,7 @@ from typing import Any, Optional
 import torch
 from torch import Tensor, nn
 
-from bitcycle.layer.matrix_product import MatrixProduct
+from bitcycle.layer.products.matrix_product import MatrixProduct
 from bitcycle.model.base import ModelOptions, load_weights, read_weights
 from bitcycle.optional_imports import require
 from bitcycle.settings import MISSING, SettingError, setting

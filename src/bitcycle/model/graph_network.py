@@ -18,9 +18,9 @@ from typing import ClassVar
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from bitcycle.layer.graph import GraphConvolution, SageConvolution
-from bitcycle.layer.sparse import Edges
+from bitcycle.layer.products.graph import GraphConvolution, SageConvolution
 from bitcycle.model.base import ModelOptions
+from bitcycle.module.sparse import Edges
 from bitcycle.settings import SettingError, setting
 from bitcycle.shapes import GraphShape
 

@@ -17,7 +17,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.func import functional_call
 
-from bitcycle.layer.convolution import QuantizableEmbedding
+from bitcycle.layer.products.convolution import QuantizableEmbedding
 from bitcycle.model.base import FloatLinear, ModelOptions
 from bitcycle.settings import SettingError, setting
 from bitcycle.shapes import TokenShape

@@ -9,11 +9,11 @@ import torch
 from torch import Tensor, nn
 
 from bitcycle import distributed
+from bitcycle.precision import FLOAT, Precision
 from bitcycle.quantizer.autograd import backward_only, straight_through, twice_differentiable
 from bitcycle.quantizer.codes import Codes, GradientCodes, WeightCodes
 from bitcycle.quantizer.compile_utils import kernel
 from bitcycle.quantizer.layout import flat, unflat
-from bitcycle.schedule import FLOAT, Precision
 from bitcycle.settings import MISSING, SettingError, Settings, setting
 
 ROLES = ("weight", "activation", "gradient")

@@ -15,14 +15,14 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from bitcycle.cpp.operators import BLOCK as OPERATORS
+from bitcycle.cpp.operators import cpp_operators
+from bitcycle.precision import FLOAT
 from bitcycle.quantizer.autograd import straight_through
 from bitcycle.quantizer.base import GradientQuantizer, TensorQuantizer
 from bitcycle.quantizer.compile_utils import kernel
-from bitcycle.quantizer.cpp_operators import BLOCK as OPERATORS
-from bitcycle.quantizer.cpp_operators import cpp_operators
 from bitcycle.quantizer.format import FormatOptions, Formatted
 from bitcycle.randomness import uniform_noise
-from bitcycle.schedule import FLOAT
 from bitcycle.settings import SettingError, setting
 
 SCALE_BITS = 8

@@ -9,10 +9,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-logger = logging.getLogger(__name__)
+from bitcycle.cpp.operators import PLAIN
 
-PLAIN = (Tensor, torch.nn.Parameter)
-"""Types of tensors that are no subclasses with operations of their own."""
+logger = logging.getLogger(__name__)
 
 
 class Kernel:

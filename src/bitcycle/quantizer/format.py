@@ -19,8 +19,8 @@ from typing import ClassVar, NamedTuple
 import torch
 from torch import Tensor, nn
 
+from bitcycle.precision import FLOAT, Precision
 from bitcycle.quantizer.base import ROLES, GradientQuantizer, QuantizerOptions, TensorQuantizer
-from bitcycle.schedule import FLOAT, Precision
 from bitcycle.settings import setting
 
 

@@ -5,10 +5,10 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from bitcycle.precision import FLOAT
 from bitcycle.presets import Presets
 from bitcycle.quantizer.base import ROLES, QuantizerOptions
 from bitcycle.randomness import int32_key
-from bitcycle.schedule import FLOAT
 from bitcycle.settings import SettingError, nearest
 
 

@@ -28,15 +28,15 @@ import torch
 from torch import Tensor, nn
 
 from bitcycle import distributed
+from bitcycle.cpp.operators import batch_operators, cpp_operators
+from bitcycle.precision import FLOAT, Precision
 from bitcycle.quantizer import affine, codes
 from bitcycle.quantizer.autograd import is_recomputation, straight_through
 from bitcycle.quantizer.base import GradientQuantizer, QuantizerOptions, TensorQuantizer
 from bitcycle.quantizer.codes import Codes, WeightCodes
 from bitcycle.quantizer.compile_utils import kernel
-from bitcycle.quantizer.cpp_operators import batch_operators, cpp_operators
 from bitcycle.quantizer.layout import computable, flat, rows, shaped, unflat
 from bitcycle.quantizer.sbm_gradient import RelativeGradient, SbmGradient
-from bitcycle.schedule import FLOAT, Precision
 from bitcycle.settings import SettingError, setting
 
 logger = logging.getLogger(__name__)

@@ -6,11 +6,11 @@ import torch
 from torch import Tensor
 
 from bitcycle import distributed
+from bitcycle.cpp.operators import GradientRange, batch_operators
 from bitcycle.quantizer import affine, codes
 from bitcycle.quantizer.base import GradientQuantizer
 from bitcycle.quantizer.codes import GradientCodes
 from bitcycle.quantizer.compile_utils import kernel
-from bitcycle.quantizer.cpp_operators import GradientRange, batch_operators
 from bitcycle.quantizer.layout import computable, flat, rows, shaped, unflat
 
 

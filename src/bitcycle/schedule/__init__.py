@@ -6,14 +6,12 @@ from bitcycle.schedule.formats import FORMAT_BITS
 from bitcycle.schedule.gated import Dfq, FracTrain, GatedSchedule
 from bitcycle.schedule.late_switch import LateSwitch
 from bitcycle.schedule.phased import Hlhlp, PartialPretrain, PhasedOptions
-from bitcycle.schedule.precision import FLOAT, Precision
 from bitcycle.schedule.range_test import RangeTest, RangeTestSchedule, UndecidedSchedule
 from bitcycle.schedule.registry import SCHEDULES, SUITE, schedule
 from bitcycle.schedule.staged import Pfq, PfqSchedule, PlateauIndicator, Staged
 from bitcycle.schedule.static import Deficit, Static
 
 __all__ = [
-    "FLOAT",
     "FORMAT_BITS",
     "SCHEDULES",
     "SUITE",
@@ -32,7 +30,6 @@ __all__ = [
     "Phase",
     "PhasedOptions",
     "PlateauIndicator",
-    "Precision",
     "RangeTest",
     "RangeTestSchedule",
     "RunLength",

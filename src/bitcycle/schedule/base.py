@@ -11,7 +11,7 @@ from itertools import pairwise
 from numbers import Integral
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from bitcycle.schedule.precision import Precision, effective, joined
+from bitcycle.precision import Precision, effective, joined
 from bitcycle.settings import MISSING, SettingError, Settings, setting
 
 if TYPE_CHECKING:

@@ -12,9 +12,9 @@ from dataclasses import dataclass
 from functools import cache
 from typing import Any, Optional
 
+from bitcycle.precision import Precision, joined
 from bitcycle.schedule.base import AUTO, RunLength, Schedule
 from bitcycle.schedule.formats import FormatLevels, bits_of
-from bitcycle.schedule.precision import Precision, joined
 from bitcycle.schedule.range_test import FirstRangeTest, RangeTest, RangeTestRule, UndecidedSchedule
 from bitcycle.settings import MISSING, SettingError, setting
 

@@ -9,8 +9,8 @@ from dataclasses import dataclass
 from itertools import pairwise
 from typing import Optional
 
+from bitcycle.precision import FLOAT
 from bitcycle.schedule.base import ScheduleOptions
-from bitcycle.schedule.precision import FLOAT
 from bitcycle.settings import SettingError, default_of, nearest, setting
 
 FORMAT_BITS: dict[str, int] = {

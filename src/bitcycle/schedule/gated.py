@@ -1,13 +1,13 @@
 """Precision chosen by the network for each sample and block: DFQ, and FracTrain, which raises DFQ's cost target in stages.
 
-This module defines the options and the target cost as plain numbers; the gates are in `bitcycle.layer.gate`.
+This module defines the options and the target cost as plain numbers; the gates are in `bitcycle.layer.gates.gate`.
 """
 
 from dataclasses import dataclass, replace
 from typing import Any, NamedTuple, Optional
 
+from bitcycle.precision import FLOAT, Precision
 from bitcycle.schedule.base import RunLength, Schedule, ScheduleOptions
-from bitcycle.schedule.precision import FLOAT, Precision
 from bitcycle.schedule.staged import LossPlateau, LossPlateauSchedule
 from bitcycle.settings import SettingError, nearest, setting
 

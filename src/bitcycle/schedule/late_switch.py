@@ -4,9 +4,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from bitcycle.precision import Precision
 from bitcycle.schedule.base import RunLength
 from bitcycle.schedule.formats import FormatLevels, bits_of
-from bitcycle.schedule.precision import Precision
 from bitcycle.settings import SettingError, setting
 
 

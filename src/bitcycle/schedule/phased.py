@@ -6,8 +6,8 @@ from dataclasses import dataclass
 from itertools import accumulate, pairwise
 from typing import Any, NamedTuple, Optional
 
+from bitcycle.precision import FLOAT, Precision
 from bitcycle.schedule.base import STARTS, Phase, RunLength, ScheduleOptions
-from bitcycle.schedule.precision import FLOAT, Precision
 from bitcycle.settings import SettingError, setting
 
 RATES = ("initial", "coarse", "fine")

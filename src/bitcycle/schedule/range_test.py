@@ -7,8 +7,8 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any, ClassVar, Optional
 
+from bitcycle.precision import Precision, effective
 from bitcycle.schedule.base import AUTO, RunLength, Schedule, ScheduleOptions, SearchSchedule
-from bitcycle.schedule.precision import Precision, effective
 from bitcycle.settings import SettingError, Settings, setting
 
 logger = logging.getLogger(__name__)

@@ -6,8 +6,8 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any, ClassVar, Optional
 
+from bitcycle.precision import Precision, effective
 from bitcycle.schedule.base import FeedbackSchedule, RunLength, ScheduleOptions
-from bitcycle.schedule.precision import Precision, effective
 from bitcycle.settings import SettingError, setting
 
 SCALE_EPOCHS = 10

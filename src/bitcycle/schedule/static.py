@@ -5,8 +5,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Optional
 
+from bitcycle.precision import Precision
 from bitcycle.schedule.base import RunLength, ScheduleOptions
-from bitcycle.schedule.precision import Precision
 from bitcycle.settings import SettingError, setting
 
 

@@ -23,7 +23,7 @@ from bitcycle.dataset.epoch import Epoch
 from bitcycle.dataset.graph import GraphDatasetOptions
 from bitcycle.dataset.neighbours import SAMPLERS
 from bitcycle.device import to_device
-from bitcycle.layer.sparse import Edges
+from bitcycle.module.sparse import Edges
 from bitcycle.optional_imports import require
 from bitcycle.settings import setting
 from bitcycle.shapes import GraphShape

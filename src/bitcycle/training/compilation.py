@@ -5,9 +5,9 @@ from pathlib import Path
 import torch
 
 from bitcycle import distributed
-from bitcycle.cpp_extension import is_compiled, operators
+from bitcycle.cpp.extension import is_compiled, operators
+from bitcycle.cpp.operators import AFFINE, BLOCK
 from bitcycle.quantizer import Mx, NoQuantizer, Nvfp4, QuantizerOptions, Sbm, compiler_works
-from bitcycle.quantizer.cpp_operators import AFFINE, BLOCK
 from bitcycle.training.plan import Plan
 
 COMPILATION_PAYS_ABOVE = 1e9

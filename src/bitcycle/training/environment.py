@@ -13,7 +13,7 @@ from typing import Any
 import torch
 
 from bitcycle import distributed
-from bitcycle.cpp_extension import cpu_entry
+from bitcycle.cpp.extension import cpu_entry
 from bitcycle.device import device_name, tf32_allowed
 
 PACKAGES = ("bitcycle", "torch", "torchvision", "torchmetrics", "numpy", "hydra-core", "omegaconf")

@@ -22,18 +22,19 @@ from bitcycle.errors import RunError
 from bitcycle.hardware import FLOAT_PRECISION
 from bitcycle.layer import PrecisionController, penalty, share_batch_norm
 from bitcycle.layer.memory_format import channels_last
+from bitcycle.precision import Precision
 from bitcycle.randomness import derive
 from bitcycle.recipe.weight_averaging import WeightAverage, estimate_statistics, estimated_layers
-from bitcycle.schedule import FeedbackSchedule, Precision, SearchSchedule
+from bitcycle.schedule import FeedbackSchedule, SearchSchedule
 from bitcycle.signals import Interrupted, StopSignal
 from bitcycle.task import StepOutput, Task, TaskSetup
 from bitcycle.training.compilation import wants_compilation
 from bitcycle.training.display import ProgressBar
-from bitcycle.training.distributed import Agreement, replica
 from bitcycle.training.metrics_log import JsonLines, MetricsLog, open_metrics
 from bitcycle.training.outcome import Best, ReduceOnPlateau, RunningMean, merit
 from bitcycle.training.phases import Candidate, PhaseRunner
 from bitcycle.training.plan import Plan
+from bitcycle.training.processes import Agreement, replica
 
 logger = logging.getLogger(__name__)
 

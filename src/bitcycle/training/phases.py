@@ -17,8 +17,9 @@ from torch import nn
 from bitcycle import distributed
 from bitcycle.device import widest_float
 from bitcycle.layer import PrecisionController, carry_quantized, restart_quantizers, step_ratio
+from bitcycle.precision import FLOAT, Precision
 from bitcycle.recipe.learning_rate import LearningRateOptions
-from bitcycle.schedule import FLOAT, Phase, Precision
+from bitcycle.schedule import Phase
 from bitcycle.training.checkpoint import CheckpointFolder
 from bitcycle.training.outcome import merit, worse
 

@@ -22,9 +22,10 @@ from bitcycle.dataset.epoch import Epoch
 from bitcycle.hardware import FLOAT_PRECISION, Cost, Workload
 from bitcycle.layer import Choices, LayerRule, quantize_model
 from bitcycle.model import build_seeded, check_kind
+from bitcycle.precision import FLOAT, Precision
 from bitcycle.quantizer import NoQuantizer, with_formats
 from bitcycle.randomness import derive
-from bitcycle.schedule import FLOAT, Dfq, Phase, Precision, Schedule, Static, UndecidedSchedule
+from bitcycle.schedule import Dfq, Phase, Schedule, Static, UndecidedSchedule
 from bitcycle.settings import SettingError, Settings, unnamed_value
 from bitcycle.training.initial_weights import content_digest, fitting_weights, load_initial_weights
 from bitcycle.training.network import Network, blocks, network

@@ -9,7 +9,8 @@ from rich.table import Table
 from rich.text import Text
 
 from bitcycle.hardware import cost_table, saving
-from bitcycle.schedule import FORMAT_BITS, Precision
+from bitcycle.precision import Precision
+from bitcycle.schedule import FORMAT_BITS
 from bitcycle.training.display import console
 from bitcycle.training.plan import Plan
 from bitcycle.training.run_folder import RunFolder

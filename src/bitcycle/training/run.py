@@ -20,11 +20,11 @@ from bitcycle.hardware import CostMeter
 from bitcycle.schedule import SearchSchedule
 from bitcycle.signals import Interrupted, StopSignal
 from bitcycle.training.display import ProgressBar, log_to_file
-from bitcycle.training.distributed import check_sharing, explained
 from bitcycle.training.environment import describe_environment, keep_freed_memory, processor
 from bitcycle.training.loop import Trainer
 from bitcycle.training.outcome import merit
 from bitcycle.training.plan import Plan
+from bitcycle.training.processes import check_sharing, explained
 from bitcycle.training.run_folder import RunFolder
 
 logger = logging.getLogger(__name__)

@@ -61,10 +61,10 @@ class GridSweeper(Sweeper):
     def sweep(self, arguments: list[str]) -> Any:
         """List all runs, launch the missing ones, and raise SweepEnded with the worst exit code, as Hydra would discard a return
         value. Raises SettingError if the sweep was started in several processes."""
+        from bitcycle.reproduction.manifest import record_launch
         from bitcycle.sweep.execution import SweepEnded, report, worst
-        from bitcycle.sweep.manifest import record_launch
         from bitcycle.sweep.registry import Sweep, index_runs, mark
-        from bitcycle.training.distributed import process_variables
+        from bitcycle.training.processes import process_variables
 
         if variables := process_variables(os.environ):
             problem = "only a single run can use several processes; a sweep starts its own processes"
@@ -108,7 +108,7 @@ def _show(name: str, folders: "Sequence[RunFolder]") -> None:
     from bitcycle.optional_imports import explain_missing
 
     try:
-        from bitcycle.figure.table import show_sweep
+        from bitcycle.reproduction.figure.table import show_sweep
     except ModuleNotFoundError as error:
         print(f"no table of the results: {explain_missing(error) or error}", file=sys.stderr)
     else:

@@ -7,7 +7,7 @@ from torch import nn
 from bitcycle.layer.codes.batch_norm import CodeBatchNorm2d, MaskSavingReLU, RecomputingBatchNorm2d
 from bitcycle.layer.codes.product import code_product
 from bitcycle.layer.codes.support import products_on_cpu
-from bitcycle.layer.quantized import QuantizedLayer
+from bitcycle.layer.products.quantized import QuantizedLayer
 from bitcycle.layer.twin import modules_of, replace_modules, twin_of
 
 logger = logging.getLogger(__name__)

@@ -18,11 +18,11 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 from torch.autograd.graph import saved_tensors_hooks
 
+from bitcycle.cpp.operators import apply_to
 from bitcycle.layer.batch_norm import TrainedBatchNorm2d
 from bitcycle.layer.codes.support import integer_products_work, library
 from bitcycle.layer.relu import NotingReLU
 from bitcycle.quantizer.compile_utils import kernel
-from bitcycle.quantizer.cpp_operators import apply_to
 from bitcycle.quantizer.layout import flat, unflat
 
 

@@ -27,15 +27,15 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 
 from bitcycle import distributed
-from bitcycle.layer.block_product import Gradients, product_gradients
+from bitcycle.cpp.operators import cpp_operators
 from bitcycle.layer.codes.batch_norm import remember
 from bitcycle.layer.codes.gradients import input_gradient, sums_input, sums_integers, weight_gradient
 from bitcycle.layer.codes.support import convolve_8_bits, integer_products_work, library, no_zero_points
-from bitcycle.layer.convolution import QuantizedConv2d
-from bitcycle.layer.quantized import QuantizedLayer, QuantizedLinear
+from bitcycle.layer.products.block_product import Gradients, product_gradients
+from bitcycle.layer.products.convolution import QuantizedConv2d
+from bitcycle.layer.products.quantized import QuantizedLayer, QuantizedLinear
 from bitcycle.quantizer.codes import MOST_BITS, Codes, WeightCodes, decode
 from bitcycle.quantizer.compile_utils import kernel
-from bitcycle.quantizer.cpp_operators import cpp_operators
 from bitcycle.quantizer.layout import flat, shaped
 from bitcycle.quantizer.sbm import SbmActivation, SbmWeight
 from bitcycle.quantizer.sbm_gradient import SbmGradient

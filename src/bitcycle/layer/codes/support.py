@@ -6,17 +6,17 @@ that are decoded to floats for each product take longer.
 
 import functools
 import os
-from pathlib import Path
 from typing import Any
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from bitcycle.cpp_extension import operators
+from bitcycle.cpp.extension import operators
+from bitcycle.cpp.operators import CODES
 from bitcycle.settings import SettingError
 
-SOURCE = Path(__file__).with_name("product.cpp")
+SOURCE = CODES
 INSTRUCTIONS = ("avx512f", "avx512bw", "avx512dq", "avx512vl", "avx512_vnni")
 SWITCH = "BITCYCLE_INTEGER_PRODUCTS"
 """Environment variable that switches integer products on a CPU off: there compute=codes multiplies floats, as a CPU without 8-bit

@@ -1,0 +1,1 @@
+"""C++ operators for a CPU, compiled on first use."""

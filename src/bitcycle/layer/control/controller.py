@@ -1,0 +1,332 @@
+"""The controller sets the bits of all layers at each step and counts the cost of the steps."""
+
+import logging
+import operator
+import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.utils._pytree import tree_leaves
+
+from bitcycle import distributed
+from bitcycle.hardware import Cost, CostMeter, HardwareOptions, Workload, hardware_options, trace
+from bitcycle.layer.control.watch import Call, FirstStep, Watch, called_parts, name_functions, products_of, samples_of
+from bitcycle.layer.gates.gate import GateRecord
+from bitcycle.layer.products.quantized import QuantizedLayer
+from bitcycle.layer.products.quantized_product import QuantizedProduct
+from bitcycle.layer.state import PrecisionState
+from bitcycle.layer.twin import modules_of
+from bitcycle.precision import FLOAT, Precision
+from bitcycle.quantizer import with_formats
+from bitcycle.quantizer.autograd import is_recomputation
+from bitcycle.randomness import int32_key
+from bitcycle.schedule import FeedbackSchedule, GatedSchedule, Schedule
+from bitcycle.settings import SettingError
+
+logger = logging.getLogger(__name__)
+
+
+class PrecisionController:
+    """Applies a schedule to a converted model: call `step(t)` before the forward pass of step t.
+
+    Costs depend on the shapes of the model's products, which are traced from the first training batch. The number of samples of a
+    step is passed to `step`; otherwise samples are counted in the model's training-mode forward passes with gradients, which
+    suffices for a plain loop. With several processes, which are taken to have batches of the same size, the samples of all count.
+    If training calls not the model but its parts (in Lightning, or of a ModuleDict), the samples are those of the part that is
+    called first, and the products those of all calls of the first step.
+
+    Args:
+        model: converted by `quantize_model`; a float model is accepted and has the cost of float32. May be wrapped by
+            torch.compile or DistributedDataParallel.
+        schedule: a result of `bitcycle.schedule`.
+        seed: of the noise for stochastic rounding, which depends on (seed, rank, step, layer, call within the step, element).
+        hardware: name or options of the cost model.
+        workload: the traced model, if known, whose samples `step` is told; otherwise it is traced at the first training batch.
+        batch_dimension: sample dimension of the model's first input tensor (1 for an LSTM's [T, N, F]).
+        rank: of this process in distributed training, on which its noise depends; None: that of torch.distributed.
+
+    Raises:
+        SettingError (a ValueError): if the quantizer needs the length of an epoch and the schedule does not know it, or if
+            the quantizer has no format for the lowest or highest bits of the schedule.
+    """
+
+    def __init__(
+        self,
+        model: nn.Module,
+        schedule: Schedule,
+        *,
+        seed: int = 0,
+        hardware: str | HardwareOptions = "bitops",
+        workload: Workload | None = None,
+        batch_dimension: int = 0,
+        rank: int | None = None,
+    ) -> None:
+        given: object = schedule
+        if not isinstance(given, Schedule):
+            remedy = f"give bitcycle.schedule({schedule!r}, total_steps=...)"
+            raise SettingError("schedule", schedule, "is not a schedule bound to the length of a run", remedy)
+        self.schedule, self.seed, self.rank, self.batch_dimension = schedule, seed, rank, batch_dimension
+        self.states = modules_of(model, PrecisionState)
+        options = (product.quantizer_options for product in modules_of(model, QuantizedProduct))
+        self._quantizers = list({id(quantizer): quantizer for quantizer in options}.values())
+        for quantizer in self._quantizers:
+            if with_formats(quantizer, schedule) != quantizer:
+                problem, remedy = (
+                    "the model was converted without them",
+                    "use quantize_model(model, ..., schedule=schedule)",
+                )
+                raise SettingError("schedule.formats", schedule.format_lists, problem, remedy)
+            quantizer.check_ends(schedule.lowest, schedule.reference)
+        self._stepping = [
+            layer for layer in modules_of(model, QuantizedLayer) if layer.weight_quantizer.works_each_step
+        ]
+        if any(quantizer.needs_epochs for quantizer in self._quantizers):
+            schedule.length.epoch("update", "epoch", "bind the schedule with steps_per_epoch")
+        self.precision: Precision | None = None
+        self.next_step, self._has_counted = 0, False
+        self._counting, self.depth = True, 0
+        self._unseen = set[str]()
+        self._awaits_batch, self._uncounted_steps = False, 0
+        self._record = GateRecord(model)
+        self._meter, self._told = CostMeter(None, hardware_options(hardware), schedule.reference), 0
+        self._first, self._is_tracing, self._has_noticed = FirstStep(), True, False
+        self._feedback = schedule if isinstance(schedule, FeedbackSchedule) else None
+        self._unobserved = self._feedback.state_dict() if self._feedback else None
+        if not self.states and schedule.lowest.weight < FLOAT:
+            warnings.warn("no layer of the model is quantized: call quantize_model first", stacklevel=2)
+        if workload is not None:
+            self._set_workload(workload)
+        else:
+            for name, part in called_parts(model).items():
+                watch = Watch(self, name)
+                part.register_forward_pre_hook(watch.before, with_kwargs=True)
+                part.register_forward_hook(watch.after, always_call=True)
+
+    def step(self, t: int, samples: int = 0) -> Precision:
+        """Set the bits and the noise of step t; count `samples` training samples (of all processes) at these bits, if
+        given.
+
+        Raises:
+            SettingError (a ValueError): for a step outside the schedule's run, for bits that the quantizer does not support, and
+                for a negative number of samples.
+            TypeError: if t or samples is not a whole number (Python's, NumPy's, or a tensor's).
+        """
+        t, samples = operator.index(t), operator.index(samples)
+        if samples < 0:
+            raise SettingError("samples", samples, "is negative", "give the number of samples of the step")
+        precision = self.schedule(t)
+        self._uncounted_steps += self._awaits_batch
+        self._awaits_batch = samples == 0
+        if precision != self.precision:
+            self._check(precision)
+        if self._feedback is not None:
+            self._check_observations(self._feedback, t)
+        epoch = self.schedule.length.steps_per_epoch
+        for layer in self._stepping:
+            layer.begin_step(new_epoch=epoch is not None and t % epoch == 0)
+        rank = distributed.rank() if self.rank is None else self.rank
+        key = int32_key("noise", self.seed, t, *(("rank", rank) if rank else ()))
+        for state in self.states:
+            state.is_controlled = True
+            state.begin_step(key)
+            if precision != state.precision and not state.fixed:
+                state.set(precision)
+        self.next_step, self._has_counted, self._is_tracing = t + 1, False, not self._first.calls
+        self.precision = precision
+        self._told = samples
+        if samples:
+            self._meter.add(precision, samples)
+        target = self.schedule.compute_target if isinstance(self.schedule, GatedSchedule) else None
+        self._record.begin_step(target)
+        return precision
+
+    def _check_observations(self, schedule: FeedbackSchedule, t: int) -> None:
+        """Warn once if a feedback schedule has received no observations."""
+        if self._unobserved is None:
+            return
+        if schedule.state_dict() != self._unobserved:
+            self._unobserved = None
+        elif t > 2 * schedule.observation_steps:
+            self._unobserved = None
+            message = "schedule %s has received no loss in %d steps and does not advance: call schedule.observe every %d steps"
+            logger.warning(message, schedule.name, t, schedule.observation_steps)
+
+    def follow(self, model: nn.Module) -> None:
+        """Also set the bits of another converted model, such as a copy with averaged weights. Raises SettingError (a
+        ValueError) for a model without quantized layers."""
+        states = modules_of(model, PrecisionState)
+        if self.states and not states:
+            remedy = "give a copy of the converted model, or a model that quantize_model converted"
+            raise SettingError("model", type(model).__name__, "has no quantized layers to set bits of", remedy)
+        for state in states:
+            state.is_controlled = True
+            if not state.fixed and self.precision is not None:
+                state.set(self.precision)
+            self.states.append(state)
+
+    def state_dict(self) -> dict[str, Any]:
+        """State of step, cost and schedule, for a checkpoint."""
+        return {
+            "next_step": self.next_step,
+            "schedule": self._feedback.state_dict() if self._feedback else {},
+            "cost": self.meter.state_dict(),
+            "gates": self._record.state_dict(),
+        }
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Restore what `state_dict` returned; the model has the bits of the last step."""
+        self.next_step = state["next_step"]
+        self._meter.load_state_dict(state["cost"])
+        if self._feedback is not None:
+            self._feedback.load_state_dict(state["schedule"])
+        self._record.load_state_dict(state["gates"])
+        if self.next_step:
+            self.use(self.schedule(self.next_step - 1))
+
+    def _check(self, precision: Precision) -> None:
+        for quantizer in self._quantizers:
+            quantizer.check([precision])
+
+    def use(self, precision: Precision | tuple[int, int, int], choose: bool | None = None) -> None:
+        """Set bits outside the schedule, as for an evaluation at q_max; the next `step` sets them again.
+
+        Args:
+            precision: the bits, as a `Precision` or three numbers (weight, activation, gradient).
+            choose: whether gates choose the bits; otherwise all blocks have these bits. None: only at the current precision.
+
+        Raises:
+            SettingError (a ValueError): for weight or activation bits that the model's quantizer does not support, or anything
+                else than three numbers.
+        """
+        try:
+            precision = Precision(*precision)
+        except TypeError as error:
+            remedy = "use three numbers of bits: weight, activation, gradient"
+            raise SettingError("precision", precision, "is not a precision", remedy) from error
+        self._check(precision._replace(gradient=FLOAT))
+        self._record.choose(precision == self.precision if choose is None else choose)
+        for state in self.states:
+            state.is_controlled = True
+            if not state.fixed:
+                state.set(precision)
+
+    @contextmanager
+    def at_q_max(self) -> Iterator[None]:
+        """Context of an evaluation at the schedule's highest bits; then the model has its previous bits again.
+
+        `with control.at_q_max(): evaluate(model)`
+        """
+        before = [(state, state.precision, state.is_controlled) for state in self.states]
+        chose = self._record.chooses
+        self.use(self.schedule.reference)
+        try:
+            yield
+        finally:
+            self._record.choose(chose)
+            for state, precision, was_controlled in before:
+                state.is_controlled = was_controlled
+                if not state.fixed:
+                    state.set(precision)
+
+    @contextmanager
+    def uncounted(self) -> Iterator[None]:
+        """Context of training-mode forward passes that are not counted, such as for estimating batch norm statistics."""
+        self._counting = False
+        self._record.count_choices(False)
+        try:
+            yield
+        finally:
+            self._counting = True
+            self._record.count_choices(True)
+
+    def cost(self) -> Cost:
+        """The cost of the steps so far, in total and relative to the same steps at static q_max. Raises RuntimeError before
+        the first training batch, when shapes are not known yet. Warns of steps without a counted batch."""
+        if self._meter.workload is None:
+            raise RuntimeError(
+                "the cost is not known before the first forward pass in training mode; train one step first, and give the"
+                " controller the module whose forward pass is called, or a ModuleDict of those that training calls"
+            )
+        if self._uncounted_steps:
+            logger.warning(
+                "the cost omits %d steps without a forward pass in training mode: give step(t, samples=...); the copy of a"
+                " controller does not see the forward passes of the copied model",
+                self._uncounted_steps,
+            )
+            self._uncounted_steps = 0
+        return self.meter.cost()
+
+    @property
+    def meter(self) -> CostMeter:
+        """The counter behind `cost`, for saving and restoring."""
+        self._record.count(self._meter)
+        return self._meter
+
+    @property
+    def record(self) -> GateRecord:
+        """The choices of the model's gates, for logging, saving and restoring; empty for a model without gates."""
+        self._record.count(self._meter)
+        return self._record
+
+    def _set_workload(self, workload: Workload) -> None:
+        self._record.set_workload(workload)
+        self._meter.workload = workload
+
+    def see(self, model: nn.Module, arguments: tuple[Any, ...], keywords: dict[str, Any], part: str = "") -> None:
+        """Count a forward pass, and trace those of the first step; `part` is the module's name in the controller's model."""
+        if not (model.training and self._counting and torch.is_grad_enabled()) or self.precision is None:
+            return
+        if self._has_counted and is_recomputation():
+            return
+        self._has_counted, self._awaits_batch = True, False
+        is_trained = tuple(parameter.requires_grad for parameter in model.parameters())
+        if self._is_tracing:
+            self._trace(model, arguments, keywords, part, is_trained)
+        elif not self._has_noticed and (change := self._first.change(part, is_trained)):
+            self._has_noticed = True
+            logger.warning("%s; for other counts, use a new controller from that step on", change)
+        if not self._told and self._first.counts(part):
+            samples = samples_of(arguments, keywords, self.batch_dimension)
+            self._meter.add(self.precision, samples * distributed.world_size())
+
+    def _trace(
+        self,
+        model: nn.Module,
+        arguments: tuple[Any, ...],
+        keywords: dict[str, Any],
+        part: str,
+        is_trained: tuple[bool, ...],
+    ) -> None:
+        """Add the products of a forward pass of the first step."""
+        samples = samples_of(arguments, keywords, self.batch_dimension, self._told)
+        passes_gradient = any(
+            leaf.requires_grad for leaf in tree_leaves((arguments, keywords)) if isinstance(leaf, Tensor)
+        )
+
+        def traced() -> Workload:
+            # overrides the hooks of checkpointing
+            with torch.autograd.graph.saved_tensors_hooks(lambda x: x, lambda x: x):
+                workload = trace(model, *arguments, samples=samples, **keywords)
+            name_functions(model, workload)
+            seen = {o.module for o in workload.operations if o.macs or o.kind == "embedding"}
+            self._unseen = set(products_of(model)) - seen - {""}  # a model that is a single layer has run
+            return workload.within(part, type(model).__name__)
+
+        self._first.add(Call(part, samples, passes_gradient, is_trained), traced)
+        self._set_workload(self._first.workload(self._told))
+
+    def name_uncounted(self, model: nn.Module) -> None:
+        """Warn of layers that training runs and the trace, which is in evaluation mode, does not; after the first batch."""
+        if not self._unseen:
+            return
+        products = products_of(model)
+        names = [name for name in self._unseen if products[name].layer_number in products[name].precision.calls]
+        self._unseen = set()
+        if names:
+            logger.warning(
+                "the cost omits layers that run in training mode only, as it counts the products of evaluation mode: %s",
+                ", ".join(sorted(names)),
+            )

@@ -1,0 +1,40 @@
+"""Effects of a phase transition on a network, besides loading weights."""
+
+from typing import Any
+
+import torch
+from torch import nn
+
+from bitcycle.layer.products.quantized import QuantizedLayer
+from bitcycle.layer.products.quantized_product import QuantizedProduct
+from bitcycle.layer.twin import modules_of
+from bitcycle.quantizer import optimal_step
+
+
+def restart_quantizers(model: nn.Module) -> None:
+    """Let the quantizers adapt to the next phase even if its bits equal those of the previous phase."""
+    for product in modules_of(model, QuantizedProduct):
+        product.restart()
+
+
+def carry_quantized(model: nn.Module) -> None:
+    """Replace the master weights of quantized layers by their quantized values at the current bits."""
+    for layer in modules_of(model, QuantizedLayer):
+        weight: torch.Tensor = layer.weight
+        with torch.no_grad():
+            weight.copy_(layer.rows_of(layer.weight_quantizer(layer.rows_of(weight), layer.precision.weight_bits)))
+
+
+def step_ratio(model: nn.Module, bits: int, other_bits: int) -> float:
+    """D_bits / D_other_bits, the geometric mean over the layers of the optimal steps of their master weights.
+
+    Includes the quantized layers; in a float model, all convolutions and linear layers. About 40 for 2 and 8 bits and normally
+    distributed weights. Source: HLHLp, section 3.2, which does not specify the average over layers.
+    """
+    layers: list[Any] = [*modules_of(model, QuantizedLayer)]
+    ratios = []
+    for layer in layers or [m for m in model.modules() if isinstance(m, nn.Conv2d | nn.Linear)]:
+        weight: torch.Tensor = layer.weight.detach().reshape(1, -1)
+        steps = [optimal_step(weight, (1 << (b - 1)) - 1) for b in (bits, other_bits)]
+        ratios.append((steps[0] / steps[1]).cpu().double().log().mean())
+    return float(torch.stack(ratios).mean().exp())

@@ -1,0 +1,180 @@
+"""The forward passes of training: which calls they are, their samples, and the products that the first step computes."""
+
+from __future__ import annotations
+
+import logging
+from collections import Counter
+from collections.abc import Callable, Iterator
+from dataclasses import fields, replace
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from torch import Tensor, nn
+from torch.utils._pytree import tree_leaves
+
+from bitcycle.hardware import Workload
+from bitcycle.layer.compilation import not_compiled
+from bitcycle.layer.conversion.roles import PRODUCT_LAYERS
+from bitcycle.layer.products.quantized import NOTICED_SHARE
+from bitcycle.layer.products.quantized_product import QuantizedProduct
+from bitcycle.settings import SettingError
+
+if TYPE_CHECKING:
+    from bitcycle.layer.control.controller import PrecisionController
+
+logger = logging.getLogger(__name__)
+
+ELEMENT_COUNTS = [field.name for field in fields(Workload) if field.name not in ("operations", "samples")]
+_LAYERS = (QuantizedProduct, *PRODUCT_LAYERS)
+
+
+class Call(NamedTuple):
+    """A forward pass of a part of the model, and what its products depend on besides the shapes within a sample."""
+
+    part: str
+    samples: int
+    passes_gradient: bool
+    is_trained: tuple[bool, ...]
+
+
+class FirstStep:
+    """The calls of the first training step, whose products represent those of every step.
+
+    Samples are those of the part that is called first. If training calls several parts (a GAN, an encoder and a decoder),
+    the workload lists the products of all calls of the step.
+    """
+
+    def __init__(self) -> None:
+        self.calls: list[Call] = []
+        self.workloads: dict[Call, Workload] = {}
+
+    @property
+    def has_parts(self) -> bool:
+        """Whether several parts have been called."""
+        return len({call.part for call in self.calls}) > 1
+
+    def counts(self, part: str) -> bool:
+        """Whether the samples of this part's calls are counted."""
+        return part == self.calls[0].part
+
+    def change(self, part: str, is_trained: tuple[bool, ...]) -> str:
+        """How a later call of `part` differs from those of the first step, in words; empty: it does not."""
+        if part not in {call.part for call in self.calls}:
+            return f"training calls {part!r} after the first step only, and the cost omits its products"
+        if not self.has_parts and is_trained != self.calls[0].is_trained:
+            whose = "whose products the cost counts for all steps"
+            return f"parameters have been frozen or unfrozen since the first batch, {whose}"
+        return ""
+
+    def add(self, call: Call, traced: Callable[[], Workload]) -> None:
+        """Add a call, whose products are `traced` unless those of such a call are known."""
+        self.calls.append(call)
+        if call not in self.workloads:
+            self.workloads[call] = traced()
+
+    def workload(self, told: int) -> Workload:
+        """The products of the step; `told`: its samples, if known."""
+        if not self.has_parts:
+            return self.workloads[self.calls[0]]
+        workloads = [self.workloads[call] for call in self.calls]
+        operations, numbers = [], Counter[str]()
+        for operation in (o for workload in workloads for o in workload.operations):
+            numbers[operation.module] += 1
+            suffix = f"#{numbers[operation.module]}" if numbers[operation.module] > 1 else ""
+            operations.append(replace(operation, name=operation.module + suffix))
+        samples = told or sum(call.samples for call in self.calls if self.counts(call.part))
+        counts = {name: sum(getattr(workload, name) for workload in workloads) for name in ELEMENT_COUNTS}
+        return Workload(tuple(operations), samples, **counts)
+
+
+class Watch:
+    """Hooks of a controller on the outermost call of a model. In a copy of the model they do nothing."""
+
+    def __init__(self, controller: PrecisionController | None = None, prefix: str = "") -> None:
+        self.controller, self.prefix = controller, prefix
+
+    @not_compiled
+    def before(self, model: nn.Module, arguments: tuple[Any, ...], keywords: dict[str, Any]) -> None:
+        if self.controller is not None:
+            self.controller.depth += 1
+            if self.controller.depth == 1:
+                self.controller.see(model, arguments, keywords, self.prefix)
+
+    @not_compiled
+    def after(self, model: nn.Module, *_: Any) -> None:
+        if self.controller is not None:
+            self.controller.depth -= 1
+            if self.controller.depth == 0:
+                self.controller.name_uncounted(model)
+
+    def __reduce__(self) -> tuple[type[Watch], tuple[()]]:
+        return Watch, ()
+
+
+def products_of(model: nn.Module) -> dict[str, QuantizedProduct]:
+    """The quantized products of a model, by name."""
+    return {name: module for name, module in model.named_modules() if isinstance(module, QuantizedProduct)}
+
+
+def called_parts(model: nn.Module) -> dict[str, nn.Module]:
+    """The modules, by name, whose outermost calls are the forward passes of training: the model and, if training calls its
+    parts instead (in Lightning, or a ModuleDict), the smallest one with all products, or parts of that."""
+    if not hasattr(model, "training_step") and not _is_container(model):
+        return {"": model}
+    core = _core(model)
+    parts = {model, core, *_parts(core)}
+    return {name: module for name, module in model.named_modules() if module in parts}
+
+
+def _core(model: nn.Module) -> nn.Module:
+    """The smallest submodule that contains all layers with products."""
+    parts = list(_parts(model))
+    return _core(parts[0]) if len(parts) == 1 and not isinstance(parts[0], _LAYERS) else model
+
+
+def _parts(module: nn.Module) -> Iterator[nn.Module]:
+    """The submodules that have or contain layers with products; of containers, theirs. Compiled modules are whole."""
+    for child in () if hasattr(module, "_orig_mod") else module.children():
+        if _is_container(child):
+            yield from _parts(child)
+        elif any(isinstance(part, _LAYERS) for part in child.modules()):
+            yield child
+
+
+def _is_container(module: nn.Module) -> bool:
+    """Whether the module cannot be called, as a ModuleList."""
+    return getattr(module.forward, "__func__", None) is nn.Module.forward
+
+
+def name_functions(model: nn.Module, workload: Workload) -> None:
+    """Warn of products of functions (linear, einsum, scaled_dot_product_attention), which conversion cannot reach."""
+    modules, found = dict(model.named_modules()), Counter[str]()
+    for operation in workload.operations:
+        known = isinstance(modules.get(operation.module), PRODUCT_LAYERS) or operation.kind == "unknown"
+        if operation.is_float and not known:
+            found[operation.module] += operation.macs
+    share = sum(found.values()) / max(workload.macs, 1)
+    if share > NOTICED_SHARE and any(isinstance(module, QuantizedProduct) for module in modules.values()):
+        logger.warning(
+            "%.0f %% of the multiply-accumulates are computed by functions and stay float, mostly in %s; use modules such as"
+            " nn.Linear, nn.MultiheadAttention and bitcycle.layer.MatrixProduct to quantize them",
+            *(100 * share, ", ".join(name for name, _ in found.most_common(3))),
+        )
+
+
+def samples_of(arguments: tuple[Any, ...], keywords: dict[str, Any], dimension: int, told: int = 0) -> int:
+    """Samples of a batch: the length of a list of images, or of a dimension of the first non-scalar tensor; `told` if the
+    arguments, such as objects of other libraries, have no tensor."""
+    tensors = [leaf for leaf in tree_leaves((arguments, keywords)) if isinstance(leaf, Tensor)]
+    if not tensors and told:
+        return told
+    if not tensors:
+        raise RuntimeError(
+            "cannot tell the batch size: the model's forward pass has no tensor; give step(t, samples=...)"
+        )
+    images = next(iter((*arguments, *keywords.values())), None)
+    if isinstance(images, (list, tuple)) and images and all(isinstance(x, Tensor) and x.dim() == 3 for x in images):
+        return len(images)  # as in torchvision's detectors
+    if dimension and dimension >= max(tensor.dim() for tensor in tensors):
+        problem, remedy = "is no dimension of the forward pass's tensors", "use 0, or give step(t, samples=...)"
+        raise SettingError("batch_dimension", dimension, problem, remedy)
+    return next((int(tensor.shape[dimension]) for tensor in tensors if tensor.dim() > dimension), 1)

@@ -1,0 +1,1 @@
+"""From a float model to its quantized twin, and back to files without this library."""

@@ -1,0 +1,163 @@
+"""Products that a module computes by functions: scaled_dot_product_attention, and linear with the weight of a converted layer.
+
+    P = softmax(s q k^T + mask),  y = P v           both products as quantized `MatrixProduct`
+    F.linear(x, layer.weight, bias)                 as the quantized layer computes it, with the given bias
+
+Classes whose methods, or functions called by these, name scaled_dot_product_attention get the modules `score_product` and
+`value_product`. A converted module of such a class, or of one that reads the weight of a layer it contains, becomes an instance
+of a subclass of its own class, which redirects these functions during its forward pass. Its own parameters stay float.
+"""
+
+from collections.abc import Callable, Iterator
+from functools import cache, wraps
+from types import CodeType, FunctionType
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from torch.overrides import TorchFunctionMode
+
+from bitcycle.layer.products.matrix_product import MatrixProduct
+from bitcycle.layer.products.quantized import QuantizedLinear
+
+PRODUCTS = ("score_product", "value_product")
+"""Names of the two products of attention in the module that computes it."""
+ATTENTION = "scaled_dot_product_attention"
+
+
+def added_products(model: nn.Module) -> dict[str, nn.Module]:
+    """Products to add to modules that call scaled_dot_product_attention, by their future names."""
+    found: dict[str, nn.Module] = {}
+    for name, module in model.named_modules():
+        if not hasattr(module, PRODUCTS[0]) and ATTENTION in _names(type(module)):  # type: ignore[arg-type]
+            found |= {f"{name}.{product}".lstrip("."): MatrixProduct() for product in PRODUCTS}
+    return found
+
+
+def redirect_functions(model: nn.Module) -> None:
+    """Let the modules of a converted model that call these functions use their quantized products; changes classes in place."""
+    for module in model.modules():
+        names: frozenset[str] = _names(type(module))  # type: ignore[arg-type]
+        layers = _linear_layers(module)
+        reads = bool(layers) and {"linear", "weight"} <= names
+        if not reads and not (ATTENTION in names and any(hasattr(module, product) for product in PRODUCTS)):
+            continue
+        for layer in layers if reads else ():
+            layer.is_read = True
+        module.__class__ = _redirecting(type(module))  # type: ignore[arg-type]
+
+
+def _linear_layers(module: nn.Module) -> list[QuantizedLinear]:
+    return [child for child in module.children() if isinstance(child, QuantizedLinear)]
+
+
+@cache
+def _names(kind: type[nn.Module]) -> frozenset[str]:
+    """The names that the methods of a class, and the functions that they call, refer to; empty for PyTorch's own classes."""
+    found: set[str] = set()
+    for base in kind.__mro__:
+        if base.__module__.partition(".")[0] in ("torch", "bitcycle", "builtins"):
+            break
+        for value in vars(base).values():
+            if isinstance(value, FunctionType):
+                found |= _names_in(value, set())
+    return frozenset(found)
+
+
+def _names_in(function: FunctionType, seen: set[object]) -> set[str]:
+    seen.add(function)
+    found = set(_code_names(function.__code__))
+    called = [function.__globals__.get(name) for name in found] + [getattr(function, "__wrapped__", None)]
+    for value in called:
+        is_own = isinstance(value, FunctionType) and value.__module__.partition(".")[0] != "torch"
+        if isinstance(value, FunctionType) and is_own and value not in seen and len(seen) < _MOST_FUNCTIONS:
+            found |= _names_in(value, seen)
+    return found
+
+
+_MOST_FUNCTIONS = 20
+
+
+def _code_names(code: CodeType) -> Iterator[str]:
+    yield from code.co_names
+    for constant in code.co_consts:
+        if isinstance(constant, CodeType):
+            yield from _code_names(constant)
+
+
+class _Redirecting(nn.Module):
+    """Mixin of a module whose functions are redirected to quantized products during its forward pass."""
+
+    _redirected: type[nn.Module]
+    """Its class without the mixin."""
+
+    def __reduce_ex__(self, protocol: Any) -> Any:
+        return _restored, (self._redirected,), self.__getstate__()
+
+
+@cache
+def _redirecting(plain: type[nn.Module]) -> type[nn.Module]:
+    @wraps(plain.forward)
+    def forward(self: nn.Module, *arguments: Any, **keywords: Any) -> Any:
+        with _Redirection(self):
+            return plain.forward(self, *arguments, **keywords)
+
+    own = {"_redirected": plain, "forward": forward, "__module__": plain.__module__, "__qualname__": plain.__qualname__}
+    return type(plain.__name__, (_Redirecting, plain), own)
+
+
+def _restored(plain: type[nn.Module]) -> nn.Module:
+    kind: type[nn.Module] = _redirecting(plain)  # type: ignore[arg-type]
+    return kind.__new__(kind)
+
+
+class _Redirection(TorchFunctionMode):
+    def __init__(self, owner: nn.Module) -> None:
+        super().__init__()
+        self.owner = owner
+        self.layers = {id(layer.weight): layer for layer in _linear_layers(owner)}
+
+    def __torch_function__(
+        self, func: Callable[..., Any], types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        keywords = kwargs or {}
+        if func is F.scaled_dot_product_attention:
+            return _attention(self.owner, *args, **keywords)
+        if func is F.linear:
+            return self._linear(*args, **keywords)
+        return func(*args, **keywords)
+
+    def _linear(self, input: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
+        layer = self.layers.get(id(weight))
+        return F.linear(input, weight, bias) if layer is None else layer(input, bias)
+
+
+def _attention(
+    module: nn.Module,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    attn_mask: Tensor | None = None,
+    dropout_p: float = 0.0,
+    is_causal: bool = False,
+    scale: float | None = None,
+    enable_gqa: bool = False,
+) -> Tensor:
+    """scaled_dot_product_attention with the quantized products of `module`; arguments as in PyTorch."""
+    if enable_gqa:
+        key, value = (x.repeat_interleave(query.shape[-3] // x.shape[-3], dim=-3) for x in (key, value))
+    products = [getattr(module, name, torch.matmul) for name in PRODUCTS]
+    scores = products[0](query, key.transpose(-2, -1)) * (query.shape[-1] ** -0.5 if scale is None else scale)
+    if is_causal:
+        causal = torch.ones(scores.shape[-2:], dtype=torch.bool, device=scores.device).tril()
+        scores = scores.masked_fill(~causal, -torch.inf)
+    if attn_mask is not None:
+        is_choice = attn_mask.dtype == torch.bool
+        scores = scores.masked_fill(~attn_mask, -torch.inf) if is_choice else scores + attn_mask
+        hidden = (scores == -torch.inf).all(-1, keepdim=True)  # queries without any key: 0, as in PyTorch
+        weights = scores.masked_fill(hidden, 0).softmax(-1).masked_fill(hidden, 0)
+    else:
+        weights = scores.softmax(-1)
+    mixture: Tensor = products[1](F.dropout(weights.to(value.dtype), dropout_p), value)
+    return mixture

@@ -1,0 +1,73 @@
+"""The quantized counterpart of a layer, also of a class that is derived from PyTorch's and computes the same.
+
+A class derived from a linear layer or a convolution has the counterpart of its base if it defines at most a constructor, initial
+weights and a description, and has no other parameters. A class derived from nn.Linear may also define forward, as Falcon's does,
+if that returns x W^T + b for random inputs, in training as in evaluation. All others (noise, scaled weights, adapters) may
+compute something else and stay float.
+"""
+
+import torch
+from torch import Tensor, nn
+from torch.nn.modules.linear import NonDynamicallyQuantizableLinear
+from torch.nn.utils.parametrize import is_parametrized, type_before_parametrizations
+
+from bitcycle.layer.products.quantized import CONVERSIONS
+from bitcycle.layer.products.quantized_product import Quantized
+
+_PLAIN = frozenset(vars(type("Plain", (nn.Module,), {"__doc__": "", "__annotations__": {}})))
+_HARMLESS = _PLAIN | {
+    *("__init__", "reset_parameters", "extra_repr", "forward", "__constants__", "__annotations_cache__"),
+    *("__annotate__", "__annotate_func__", "__firstlineno__", "__parameters__", "__static_attributes__"),
+}
+"""Attributes of a derived class that do not change what its instances compute; forward is tried."""
+
+
+def counterpart(module: nn.Module) -> type[nn.Module] | None:
+    """The class that replaces `module` in a converted model; None if it has none."""
+    kind = type_before_parametrizations(module)
+    if kind in CONVERSIONS:
+        return CONVERSIONS[kind]
+    if not isinstance(module, nn.Linear | nn.modules.conv._ConvNd) or is_parametrized(module):
+        return None
+    if isinstance(
+        module, Quantized | NonDynamicallyQuantizableLinear
+    ):  # nn.MultiheadAttention reads the latter's weight
+        return None
+    base = next((base for base in kind.__mro__ if base in CONVERSIONS), None)
+    if base is None or getattr(module, "stays_float", False):  # a model.FloatLinear
+        return None
+    own = {name for derived in kind.__mro__[: kind.__mro__.index(base)] for name in vars(derived)}
+    state = {*module._parameters, *module._buffers, *module._modules}
+    if not own <= _HARMLESS or state != {"weight", "bias"}:
+        return None
+    return CONVERSIONS[base] if "forward" not in own or (base is nn.Linear and _multiplies(module)) else None
+
+
+def _multiplies(layer: nn.Module) -> bool:
+    """Whether a layer with a weight and a bias computes x W^T + b, tried with random inputs and a random bias."""
+    weight, generator = layer.weight, torch.Generator().manual_seed(0)
+    assert isinstance(weight, Tensor)
+    if weight.is_meta or not bool(weight.any()):
+        weight = torch.randn(weight.shape, generator=generator)
+    weight = weight.detach().to("cpu", torch.float32)
+    bias = None if layer.bias is None else torch.randn(len(weight), generator=generator)
+    probe = type(layer).__new__(type(layer))
+    probe.__dict__.update(vars(layer), _parameters={"weight": weight, "bias": bias})
+    try:
+        with torch.no_grad(), torch.random.fork_rng(devices=[]):
+            return all(_is_linear(probe, weight, bias, shape, generator) for shape in ((3,), (2, 3)))
+    except Exception:  # other arguments, types or shapes: not a linear layer
+        return False
+
+
+def _is_linear(
+    probe: nn.Module, weight: Tensor, bias: Tensor | None, shape: tuple[int, ...], generator: torch.Generator
+) -> bool:
+    x = torch.randn(*shape, weight.shape[1], generator=generator)
+    expected = nn.functional.linear(x, weight, bias)
+    tolerance = 1e-4 * float(expected.abs().max())
+    for probe.training in (True, False):
+        y = probe.forward(x)
+        if y.shape != expected.shape or not torch.allclose(y, expected, rtol=0, atol=tolerance):
+            return False
+    return True

@@ -1,0 +1,1 @@
+"""Quantized layers: where a product quantizes its operands and the gradient of its output."""

@@ -1,0 +1,1 @@
+"""Float modules that PyTorch lacks: models are built of them, and conversion knows them."""

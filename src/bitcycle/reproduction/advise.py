@@ -1,0 +1,338 @@
+"""`bitcycle advise`: the schedules within a cost budget, cheapest first, with the accuracy of recorded runs.
+
+    bitcycle advise budget=60 model=resnet74                                    # at most 60 % of the cost of static 8 bits
+    bitcycle advise budget=70 model=resnet74 quantizer=mx hardware=tensorcore   # of its time at the peak rates of a B200
+    bitcycle advise budget=60 json=true ...                                     # the same as JSON
+
+`measure` selects the cost (latency, energy or bitops; default: latency if the cost model has it, else bitops), `top` the
+length of the list (20), `summary` the file of recorded runs. All other settings are those of a run. Costs are computed for the
+given network; nothing is trained. Each schedule is listed with its accuracy difference to the static baseline in recorded runs of
+the same quantizer, paired by seed, with a 95 % interval (Student's t). These runs come from one group (network, data, length):
+that of the board if it has any, otherwise the one that covers most of the list. Superseded runs are ignored. The evidence holds
+for that group, whose name is printed; it need not transfer to other networks.
+"""
+
+import json
+import sys
+from collections import defaultdict
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from dataclasses import asdict, fields, replace
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from hydra import compose, initialize_config_dir
+from rich.console import Console
+from rich.table import Column, Table
+
+from bitcycle.configuration import GROUPS, RunConfig, read_config
+from bitcycle.files import read_csv, resource_root
+from bitcycle.guard import guarded
+from bitcycle.recipe.options import TrainingOptions
+from bitcycle.reproduction.analysis.collect import SUMMARY
+from bitcycle.reproduction.analysis.statistics import over_seeds
+from bitcycle.reproduction.manifest import MANIFEST, read_manifest
+from bitcycle.schedule import SCHEDULES, SUITE, ScheduleOptions
+from bitcycle.settings import SettingError, Settings, default_of
+from bitcycle.training.plan import Plan, make_plan
+
+COST_STEPS = 2000
+"""Steps over which a candidate's cost is summed; arbitrary, as schedules scale with the run's length."""
+LOWEST = 3
+"""Lowest precision of a candidate in bits, as in the papers."""
+SHORTER = (0.4, 0.5, 0.6, 0.7, 0.8, 0.9)
+"""Lengths of shortened baseline runs as fractions of the full run: the alternative to a schedule at equal cost."""
+ENOUGH_SEEDS = 5
+COLUMNS = ("cost, %", "points", "95 % interval", "seeds", "confidence", "settings (schedule.*)")
+WIDTH = 118
+"""Width of the table in characters if the output is not a terminal."""
+MEASURES = {"latency": "time", "energy": "energy", "bitops": "bit operations"}
+"""Cost -> what it is called in the table."""
+IGNORED = ("schedule", "seed", "hardware", "logging", "dry_run", "scale")
+"""Groups of settings that may differ between runs of one group, besides those that do not affect results."""
+IGNORED_TRAINING = ("steps", "evaluation_steps", "compute")
+ARGUMENTS = {"budget": "60", "measure": "", "json": "false", "top": "20", "summary": ""}
+"""Arguments of this command and their defaults; all others are settings of a run."""
+
+
+class Candidate(NamedTuple):
+    """A setting: schedule, q_min (0: static), q_max, (lowest) bits of gradients, and length as a fraction."""
+
+    schedule: str
+    low: int
+    high: int
+    gradient: int
+    part: float = 1.0
+
+    @property
+    def options(self) -> ScheduleOptions:
+        """Its schedule."""
+        if self.low:
+            return SCHEDULES[self.schedule](q_min=self.low, q_max=self.high, gradient_min=self.gradient)
+        return SCHEDULES[self.schedule](q_max=self.high, gradient=self.gradient)
+
+    def settings(self, total_steps: int) -> str:
+        """As on the command line."""
+        words = [f"schedule={self.schedule}", *([f"schedule.q_min={self.low}"] if self.low else [])]
+        words.append(f"schedule.q_max={self.high}")
+        if self.gradient != self.high:
+            words.append(f"schedule.{'gradient_min' if self.low else 'gradient'}={self.gradient}")
+        if self.part != 1:
+            words.append(f"training.steps={round(self.part * total_steps)}")
+        return " ".join(words)
+
+
+def candidates(top: int) -> list[Candidate]:
+    """Static precisions up to the baseline's bits, the ten cyclic schedules for each q_min, and the baseline trained for fewer
+    steps. Gradients have the baseline's bits, as in the papers, or the forward bits."""
+    bits = range(LOWEST, top + 1)
+    static = [Candidate("static", 0, high, gradient) for high in bits for gradient in dict.fromkeys((high, top))]
+    cyclic = [Candidate(name, low, top, g) for name in SUITE for low in bits[:-1] for g in (low, top)]
+    return [*static, *cyclic, *(Candidate("static", 0, top, top, part) for part in SHORTER)]
+
+
+def cost_of(candidate: Candidate, plan: Plan, measure: str) -> float | None:
+    """The cost as a fraction of the baseline's; None if the quantizer does not support the bits. Raises SettingError if the cost
+    model does not compute this measure."""
+    if candidate.part != 1:
+        return candidate.part
+    schedule, quantizer = candidate.options.bind(COST_STEPS), plan.config.quantizer
+    try:
+        quantizer.check(schedule.precisions)
+        quantizer.check_ends(schedule.lowest, schedule.reference)
+    except SettingError:
+        return None
+    cost = plan.config.hardware.cost(plan.workload, schedule.histogram, plan.config.quantizer.initial_precision)
+    found: float | None = getattr(cost, f"{measure}_relative_to_static".removeprefix("bitops_"))
+    if found is None:
+        remedy = "use measure=bitops; latency: hardware=tensorcore, zc706 or bitfusion; energy: hardware=bitfusion"
+        raise SettingError("measure", measure, "is not computed by this cost model", remedy)
+    return found
+
+
+# Evidence
+
+
+def group_of(row: Mapping[str, Any]) -> str:
+    """The group of comparable runs that a recorded run belongs to: the settings that they share, as JSON."""
+    shared = {key: value for key, value in json.loads(row["settings"]).items() if key not in IGNORED}
+    shared["training"] = {key: value for key, value in shared["training"].items() if key not in IGNORED_TRAINING}
+    kinds = {group: _kind(group, shared[group]["name"]) for group in GROUPS if group in shared}
+    for group, kind in {**kinds, "training": TrainingOptions}.items():
+        if kind is not None:
+            shared[group] = _changed(shared[group], kind)
+    return json.dumps(shared, sort_keys=True)
+
+
+def _kind(group: str, name: str) -> type[Settings] | None:
+    """The class of an option; None if there is no such option any more."""
+    return GROUPS[group][name].kind if name in GROUPS[group] else None
+
+
+def _changed(values: Mapping[str, Any], kind: type[Settings]) -> dict[str, Any]:
+    """The values that affect results and are not default; settings added after a run are missing from its record and count as
+    default."""
+    known = {field.name: field for field in fields(kind)}
+    found: dict[str, Any] = {}
+    for name, value in values.items():
+        if name in known and not known[name].metadata.get("affects_result", True):
+            continue
+        default = default_of(known[name]) if name in known else None
+        if isinstance(default, Settings) and isinstance(value, Mapping):
+            value, default = _changed(value, type(default)), {}
+        if name == "name" or value != default:
+            found[name] = value
+    return found
+
+
+def evidence_of(rows: Sequence[Mapping[str, Any]], baseline: int) -> dict[Candidate, dict[str, Any]]:
+    """The evidence of one group of runs on each setting, against static `baseline` bits at full length."""
+    finals: dict[Candidate, dict[str, float]] = defaultdict(dict)
+    longest = max(int(row["total_steps"]) for row in rows)
+    for row in rows:
+        if (candidate := _candidate(row, longest)) is not None:
+            finals[candidate][row["seed"]] = float(row["final"])
+    static = finals.pop(Candidate("static", 0, baseline, baseline), {})
+    paired = {
+        candidate: [value - static[seed] for seed, value in values.items() if seed in static]
+        for candidate, values in finals.items()
+    }
+    return {candidate: _measured(differences) for candidate, differences in paired.items() if differences}
+
+
+def _candidate(row: Mapping[str, Any], longest: int) -> Candidate | None:
+    """The setting of a recorded run; None if it is not a candidate."""
+    schedule = json.loads(row["settings"])["schedule"]
+    part, high = round(int(row["total_steps"]) / longest, 2), int(row["q_max"] or 0)
+    if row["schedule"] == "static":
+        return Candidate("static", 0, high, schedule.get("gradient") or high, part)
+    if row["schedule"] not in SUITE or part != 1 or not str(row["q_min"]).isdigit():
+        return None
+    low, gradient = int(row["q_min"]), schedule.get("gradient_min")
+    usual = asdict(SCHEDULES[row["schedule"]](q_min=low, q_max=high, gradient_min=gradient))
+    same = all(schedule[name] == value for name, value in usual.items() if name in schedule and name != "range_test")
+    return Candidate(row["schedule"], low, high, gradient or high) if same else None
+
+
+def _measured(differences: Sequence[float]) -> dict[str, Any]:
+    """Differences in accuracy to the static baseline, in points: their mean over n seeds, the ends of its 95 % interval, and the
+    confidence in words."""
+    found = over_seeds(differences, own=2)
+    low, high = found.interval() or (None, None)
+    if low is None or high is None:
+        sureness = "one seed: no interval"
+    elif low <= 0 <= high:
+        sureness = "undecided"
+    else:
+        few = "" if found.n >= ENOUGH_SEEDS else f", but {found.n} seeds only"
+        sureness = ("better" if low > 0 else "worse") + few
+    return {"difference": found.mean, "low": low, "high": high, "n": found.n, "sureness": sureness}
+
+
+def choose_group(
+    rows: Iterable[Mapping[str, Any]], wanted: Collection[Candidate], baseline: int, board: Collection[str] = ()
+) -> tuple[str, dict[Candidate, dict[str, Any]]]:
+    """The group of recorded runs that covers most of the wanted settings: its name and its evidence. Groups with runs whose
+    hashes are in `board` take precedence; `rows` are those of results/summary/runs.csv."""
+    groups: dict[str, list[Mapping[str, Any]]] = defaultdict(list)
+    for row in rows:
+        if row["metric"].endswith("accuracy"):
+            groups[group_of(row)].append(row)
+    best, chosen = (0, 0), ("", dict[Candidate, dict[str, Any]]())
+    for members in groups.values():
+        found = {key: value for key, value in evidence_of(members, baseline).items() if key in wanted}
+        rank = sum(row["hash"] in board for row in members), sum(value["n"] for value in found.values())
+        if found and rank > best:
+            first, steps = members[0], max(int(row["total_steps"]) for row in members)
+            name = f"{first['model']}, {first['dataset']}, {first['train_samples']} training samples, {steps} steps"
+            best, chosen = rank, (f"{name}, quantizer {first['quantizer']}, scale {first['scale']}", found)
+    return chosen
+
+
+def recorded_runs(summary: Path, quantizer: str) -> tuple[list[dict[str, Any]], set[str]]:
+    """Recorded runs of a quantizer, without superseded ones, and the hashes of the board's runs."""
+    rows = [row for row in read_csv(summary, missing_ok=True) if row["quantizer"] == quantizer]
+    files = sorted((summary.parents[1] / MANIFEST.name).glob("*/*.csv")) if len(summary.parents) > 1 else []
+    places = [(file.parent.name, place) for file in files for place in read_manifest(file)]
+    current = {place.hash for _, place in places if not place.superseded}
+    old = {place.hash for _, place in places if place.superseded} - current
+    board = {place.hash for paper, place in places if paper == "board"} & current
+    return [row for row in rows if row["hash"] not in old], board
+
+
+# The command
+
+
+def advise(config: RunConfig, budget: float, measure: str | None, summary: Path) -> dict[str, Any]:
+    """The candidates within `budget` (a fraction of the baseline's cost), cheapest first. Raises SettingError for
+    incompatible settings, or a measure that the cost model does not compute."""
+    plan = make_plan(config)
+    config, baseline = plan.config, plan.config.quantizer.initial_precision
+    if measure is None:
+        sample = config.hardware.cost(plan.workload, {baseline: 1}, baseline)
+        measure = "bitops" if sample.latency_s is None else "latency"
+    costs = {each: cost for each in candidates(baseline.weight) if (cost := cost_of(each, plan, measure)) is not None}
+    listed = sorted(costs, key=costs.__getitem__)
+    rows, board = recorded_runs(summary, config.quantizer.name)
+    name, evidence = choose_group(rows, costs, baseline.weight, board)
+    return {
+        "budget": budget,
+        "measure": measure,
+        "hardware": config.hardware.name,
+        "device": getattr(config.hardware, "device", None),
+        "model": config.model.name,
+        "quantizer": config.quantizer.name,
+        "baseline": f"static {baseline.weight} bits",
+        "cheapest": listed[0].settings(plan.total_steps),
+        "cheapest_cost": costs[listed[0]],
+        "evidence_from": name,
+        "candidates": [
+            {"settings": each.settings(plan.total_steps), "cost": costs[each], "measured": evidence.get(each)}
+            for each in listed
+            if costs[each] <= budget
+        ],
+    }
+
+
+def main() -> int:
+    """Run the command; returns the exit code."""
+    return guarded(lambda: _advise(sys.argv[1:]))
+
+
+def _advise(arguments: Sequence[str]) -> None:
+    if {"-h", "--help"} & set(arguments):
+        print(__doc__)
+        return
+    words, overrides = dict(ARGUMENTS), []
+    for argument in arguments:
+        key, _, value = argument.partition("=")
+        if key in ARGUMENTS:
+            words[key] = value
+        elif key.startswith("schedule"):
+            raise SettingError("schedule", "...", "is chosen by this command", "omit it")
+        else:
+            overrides.append(argument)
+    if words["json"] not in ("true", "false"):
+        raise SettingError("json", words["json"], "is neither true nor false", "use json=true, or omit it")
+    if not words["top"].isdecimal() or int(words["top"]) == 0:
+        raise SettingError("top", words["top"], "is not a number of entries", "use 1 or more")
+    if words["summary"] and not Path(words["summary"]).is_file():
+        raise SettingError(
+            "summary", words["summary"], "no such file", "give one that `bitcycle collect` wrote, or omit it"
+        )
+    if words["measure"] not in ("", *MEASURES):
+        raise SettingError("measure", words["measure"], "is not a cost", f"use {', '.join(MEASURES)}, or omit it")
+    summary = Path(words["summary"]) if words["summary"] else resource_root() / SUMMARY
+    found = advise(_configured(overrides), _percent(words["budget"]), words["measure"] or None, summary)
+    if words["json"] == "true":
+        print(json.dumps(found))
+    else:
+        _print(found, int(words["top"]))
+
+
+def _percent(text: str) -> float:
+    """A budget in percent as a fraction. Raises SettingError if it is not a percentage."""
+    try:
+        number = float(text.rstrip("%"))
+    except ValueError:
+        number = 0.0
+    if not 1 < number <= 1000:
+        raise SettingError("budget", text, "is not a percentage of the baseline's cost", "write budget=60 for 60 %")
+    return number / 100
+
+
+def _configured(overrides: Sequence[str]) -> RunConfig:
+    """The configuration of a baseline run with these settings."""
+    with initialize_config_dir(str(resource_root() / "conf"), version_base="1.3"):
+        config = read_config(compose("config", overrides=[*overrides, "schedule=static"]))
+    return replace(config, schedule=SCHEDULES["static"](q_max=config.quantizer.initial_precision.weight))
+
+
+def _print(found: Mapping[str, Any], top: int) -> None:
+    console, rows = Console(width=max(Console().width, WIDTH), soft_wrap=True), found["candidates"]
+    where = f"hardware={found['hardware']}" + (f", {found['device']} at peak rates" if found["device"] else "")
+    title = f"{found['model']}, quantizer={found['quantizer']}: at most {100 * found['budget']:.3g} %"
+    console.print(f"{title} of the {MEASURES[found['measure']]} of {found['baseline']} ({where})")
+    if not rows:
+        console.print(f"nothing within the budget; cheapest: {found['cheapest']}, {100 * found['cheapest_cost']:.1f} %")
+        return
+    table = Table(*(Column(title, no_wrap=True) for title in COLUMNS))
+    for row in rows[:top]:
+        table.add_row(f"{100 * row['cost']:.1f}", *_cells(row["measured"]), row["settings"].replace("schedule.", ""))
+    console.print(table)
+    if len(rows) > top:
+        console.print(f"{len(rows) - top} more: top={len(rows)} shows them")
+    if source := found["evidence_from"]:
+        console.print(f"points: difference in final accuracy to {found['baseline']}, measured with {source}")
+    else:
+        console.print("no recorded runs of these settings with this quantizer")
+
+
+def _cells(measured: Mapping[str, Any] | None) -> list[str]:
+    if measured is None:
+        return ["", "", "", "not measured"]
+    interval = "" if measured["low"] is None else f"{measured['low']:+.2f} to {measured['high']:+.2f}"
+    return [f"{measured['difference']:+.2f}", interval, str(measured["n"]), measured["sureness"]]
+
+
+if __name__ == "__main__":
+    sys.exit(main())

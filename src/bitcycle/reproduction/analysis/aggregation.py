@@ -1,0 +1,178 @@
+"""The finished runs of an item, cell by cell: the rows of runs.csv that its manifest names."""
+
+import json
+from collections import defaultdict
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cache, cached_property
+from pathlib import Path
+from typing import Any, NamedTuple, Optional
+
+from bitcycle.reproduction.analysis.collect import CURVES, read_curve
+from bitcycle.reproduction.manifest import Place
+from bitcycle.reproduction.measurement.artifacts import ANALYSES, Result, collected
+from bitcycle.schedule import SCHEDULES, ScheduleOptions
+from bitcycle.sweep.grid import Overrides
+from bitcycle.sweep.registry import SCALES
+
+
+class Group(NamedTuple):
+    """A group of runs with the same network, data and length, which are assumed to have the same deviation between seeds."""
+
+    scale: str
+    model: str
+    data: str
+    metric: str
+    steps: str
+    batch: str
+
+
+@dataclass(frozen=True)
+class Run:
+    """One finished run: its row in runs.csv, its settings, and the folder of its curve."""
+
+    row: Mapping[str, str]
+    settings: Mapping[str, Any]
+    curves: Path = Path()
+
+    def number(self, name: str) -> float | None:
+        """The number in a column; None if it has none."""
+        try:
+            return float(self.row.get(name) or "")
+        except ValueError:
+            return None
+
+    def setting(self, key: str, default: Any = None) -> Any:
+        """A setting by its dotted name; for a group, the name of the chosen option. A setting that was added after the run has
+        the schedule's default, or else the given one."""
+        value: Any = self.settings
+        for part in key.split("."):
+            if not isinstance(value, Mapping) or part not in value:
+                return _default(key, self.settings.get("schedule", {}).get("name"), default)
+            value = value[part]
+        return value.get("name", default) if isinstance(value, Mapping) else value
+
+    @cached_property
+    def curve(self) -> dict[str, Any]:
+        """The learning curve; empty if none was collected."""
+        return read_curve(self.curves, self.row)
+
+    @cached_property
+    def analyses(self) -> list[Result]:
+        """The results of its analyses; an analysis of several runs belongs to the last of them."""
+        return collected(self.curves.parent / ANALYSES, self.row)
+
+    @property
+    def training(self) -> tuple[str, str]:
+        """Hash and seed, which identify the run among those of its scale."""
+        return self.row["hash"], self.row["seed"]
+
+    @cached_property
+    def group(self) -> Group:
+        """The group of the run; its data include vocabulary size and number of samples if these are settings."""
+        words = {"vocabulary": "vocabulary of {:,}", "train_samples": "{:,} samples"}
+        sizes = [text.format(size) for name, text in words.items() if (size := self.setting(f"dataset.{name}"))]
+        data = self.row.get("dataset", "") + (f" ({', '.join(sizes)})" if sizes else "")
+        row, batch = self.row, str(self.setting("training.batch_size", ""))
+        return Group(row["scale"], row.get("model", ""), data, row["metric"], row["total_steps"], batch)
+
+
+def read_runs(rows: Iterable[Mapping[str, str]], summary: Path) -> list[Run]:
+    """The runs in rows of the file `summary`."""
+    return [Run(row, json.loads(row["settings"]), summary.parent / CURVES) for row in rows]
+
+
+@dataclass(frozen=True)
+class Cell:
+    """One cell of an experiment: a configuration of the paper, and our runs of it, one per seed."""
+
+    paper: Overrides  # settings at paper scale
+    ours: Overrides  # settings at the scale of the runs
+    runs: tuple[Run, ...] = ()  # finished runs
+
+    def setting(self, key: str, default: Any = None) -> Any:
+        """A setting of the paper's configuration; if it does not determine it, that of our runs."""
+        return parse_value(self.paper[key]) if key in self.paper else self.actual(key, default)
+
+    def actual(self, key: str, default: Any = None) -> Any:
+        """A setting of our runs by its dotted name; for a group, the name of the chosen option."""
+        if self.runs:
+            return self.runs[0].setting(key, default)
+        return parse_value(self.ours[key]) if key in self.ours else _default(key, self.ours.get("schedule"), default)
+
+    @property
+    def stand_ins(self) -> set[tuple[str, str]]:
+        """Networks and datasets that stand in for the paper's, as (ours, the paper's)."""
+        pairs = ((self.actual(key), self.setting(key)) for key in ("model", "dataset"))
+        return {(str(ours), str(paper)) for ours, paper in pairs if self.runs and ours != paper}
+
+
+def _default(key: str, schedule: str | None, other: Any) -> Any:
+    """The default of a setting of a schedule; `other` for other settings."""
+    group, _, name = key.partition(".")
+    return getattr(_options(schedule), name, other) if group == "schedule" else other
+
+
+@cache
+def _options(schedule: str | None) -> ScheduleOptions | None:
+    return SCHEDULES[schedule]() if schedule and schedule in SCHEDULES else None
+
+
+def parse_value(text: str) -> Any:
+    """Parse a value as written on the command line.
+
+    >>> parse_value("[3,4]"), parse_value("1e-5"), parse_value("CR"), parse_value("null")
+    ([3, 4], 1e-05, 'CR', None)
+    """
+    try:
+        return json.loads(text)
+    except json.JSONDecodeError:
+        return [part.strip() for part in text.strip("[]").split(",")] if text.startswith("[") else text
+
+
+@dataclass(frozen=True)
+class Results:
+    """The cells of an item at one scale."""
+
+    scale: Optional[str] = None  # None if there are no runs
+    cells: tuple[Cell, ...] = ()  # with and without runs
+    others: tuple["Results", ...] = ()  # results at other scales
+
+    @property
+    def done(self) -> tuple[Cell, ...]:
+        """Cells with runs."""
+        return tuple(cell for cell in self.cells if cell.runs)
+
+    @property
+    def runs(self) -> list[Run]:
+        """All runs, without duplicates."""
+        return list({id(run): run for cell in self.cells for run in cell.runs}.values())
+
+    @property
+    def trials(self) -> str:
+        """Number of runs per cell, such as "n = 3" or "n = 1 to 3"."""
+        counts = sorted({len(cell.runs) for cell in self.done})
+        if not counts:
+            return "n = 0"
+        return f"n = {counts[0]}" if len(counts) == 1 else f"n = {counts[0]} to {counts[-1]}"
+
+    def at(self, scale: str) -> "Results | None":
+        """The results at a given scale; None if it has no runs."""
+        return next((found for found in (self, *self.others) if found.scale == scale and found.done), None)
+
+
+def find_results(places: Iterable[Place], runs: Sequence[Run]) -> Results:
+    """The results of an item, from the rows of its manifest: at the scale at which the largest share of cells has runs (the
+    larger scale if equal, smoke last), with those at other scales in `others`."""
+    by_name: dict[tuple[str, str], list[Run]] = defaultdict(list)
+    for run in sorted(runs, key=lambda run: int(run.row["seed"])):
+        by_name[run.row["scale"], run.row["hash"]].append(run)
+    cells: dict[str, list[Cell]] = {scale: [] for scale in SCALES}
+    for place in (place for place in places if not place.superseded):
+        found = tuple(by_name[place.scale, place.hash])
+        cells[place.scale].append(Cell(dict(place.paper), dict(place.ours), found))
+    at_scales = [Results(scale, tuple(found)) for scale, found in cells.items()]
+    some = sorted((r for r in at_scales if r.done), key=lambda r: (r.scale == "smoke", -len(r.done) / len(r.cells)))
+    if not some:
+        return Results(None, at_scales[0].cells)
+    return Results(some[0].scale, some[0].cells, tuple(some[1:]))

@@ -1,0 +1,193 @@
+"""`make collect`: copy finished runs to results/summary: their rows in runs.csv, their curves, and the results of their analyses.
+
+The summary is committed, run folders are not; all reported results are computed from it. A row replaces an older one of the same
+run. A curve, SCALE-HASH-SEED.json.gz, holds what figures need besides the row: evaluations, training loss, bits and cost over
+steps, phases, the levels of a range test, and the bits chosen by gates. Equal runs give identical files.
+"""
+
+import gzip
+import json
+import sys
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from omegaconf import OmegaConf
+
+from bitcycle.files import read_csv, read_object, read_records, write_bytes, write_csv
+from bitcycle.reproduction.measurement.artifacts import ANALYSES, IDENTITY, copy_results, run_name
+from bitcycle.training.run_folder import RunFolder
+
+SUMMARY = Path("results/summary/runs.csv")
+RUNS = Path("results/runs")
+PLACES = ("data_root", "results_root")
+"""Settings that hold paths of one machine."""
+COLUMNS = (
+    *("scale", "model", "dataset", "quantizer", "schedule", "q_min", "q_max", "cycles", "seed", "hash", "total_steps"),
+    *("metric", "final", "best", "best_step", "mean_of_last", "final_at_q_max", "best_at_q_max"),
+    *("gbitops", "gbitops_to_best", "relative_to_static", "energy_j", "latency_s", "hardware", "convention"),
+    *("parameters", "train_samples", "seconds", "steps_per_second"),
+    *("processor", "threads", "torch", "python", "commit", "finished", "settings"),
+)
+CURVES = "curves"
+"""Folder of the curves, next to runs.csv."""
+POINTS = 200
+"""Maximum number of points of a training curve; longer ones are averaged."""
+ALLOCATION_SHARES = (5 / 160, 45 / 160, 85 / 160, 1.0)
+"""Fractions of a run at which the bits chosen by gates are kept: epochs 5, 45 and 85 as in FracTrain, figure 8, and the end."""
+AT_Q_MAX = "_at_q_max"
+
+
+def collect(root: Path, summary: Path) -> list[dict[str, str]]:
+    """Add the finished runs below `root` to the file `summary`, with curves and analyses next to it; returns all its rows."""
+    return collect_folders([RunFolder(path.parent) for path in sorted(root.rglob("summary.json"))], summary)
+
+
+def collect_folders(folders: Iterable[RunFolder], summary: Path) -> list[dict[str, str]]:
+    """The same for given run folders."""
+    rows = {identity(row): row for row in read_csv(summary, missing_ok=True)}
+    for folder in folders:
+        if folder.state() != "done" or not folder.config.exists():
+            print(f"skipping {folder.path}: not finished, or incomplete", file=sys.stderr)
+        else:
+            row = summary_row(folder)
+            rows[identity(row)] = row
+            write_curve(folder, summary.parent / CURVES)
+            copy_results(folder, row, summary.parent / ANALYSES)
+    ordered = sorted(rows.values(), key=lambda row: [row[name] for name in COLUMNS[:9]])
+    write_csv(summary, COLUMNS, ordered)
+    return ordered
+
+
+def identity(row: Mapping[str, str]) -> tuple[str, ...]:
+    """Scale, hash and seed of a run, from its row in runs.csv."""
+    return tuple(row[name] for name in IDENTITY)
+
+
+def summary_row(folder: RunFolder) -> dict[str, str]:
+    """The row of a finished run, as it is read from runs.csv."""
+    summary, environment = folder.read_summary(), read_object(folder.environment)
+    config: Any = OmegaConf.to_container(OmegaConf.load(folder.config))
+    schedule, hardware, cost = config["schedule"], summary["counting"], summary["cost"]
+    values = {
+        **summary,
+        "q_min": summary.get("found", {}).get("q_min", schedule.get("q_min")),
+        **{name: schedule.get(name) for name in ("q_max", "cycles")},
+        "mean_of_last": summary["mean_of_last"]["mean"],
+        **{f"{name}{AT_Q_MAX}": summary["at_q_max"][name] for name in ("final", "best")},
+        **{name: cost["total"][name] for name in ("gbitops", "relative_to_static", "energy_j", "latency_s")},
+        "gbitops_to_best": cost["to_best"]["gbitops"],
+        "hardware": hardware["name"],
+        "convention": hardware["convention"],
+        **{name: environment.get(name) for name in ("threads", "python", "commit")},
+        "torch": environment.get("packages", {}).get("torch"),
+        "settings": json.dumps({k: v for k, v in config.items() if k not in PLACES}, sort_keys=True),
+    }
+    return {name: "" if (value := values.get(name)) is None else str(value) for name in COLUMNS}
+
+
+# Curves
+
+
+def curve_name(row: Mapping[str, Any]) -> str:
+    """The file name of a run's curve, from its row in runs.csv or its summary."""
+    return f"{run_name(row)}.json.gz"
+
+
+def write_curve(folder: RunFolder, target: Path) -> Path:
+    """Write the curve of a finished run to the folder `target`; returns its path."""
+    summary = folder.read_summary()
+    path = target / curve_name(summary)
+    text = json.dumps(curve_of(read_records(folder.metrics), summary), separators=(",", ":"), sort_keys=True)
+    # without time and name in the header, so that equal curves are equal files
+    write_bytes(path, gzip.compress(text.encode(), mtime=0))
+    return path
+
+
+def read_curve(folder: Path, row: Mapping[str, Any]) -> dict[str, Any]:
+    """Read the curve of a run, given its row in runs.csv; empty if there is none."""
+    path = folder / curve_name(row)
+    return dict(json.loads(gzip.decompress(path.read_bytes()))) if path.exists() else {}
+
+
+def curve_of(records: Sequence[Mapping[str, Any]], summary: Mapping[str, Any]) -> dict[str, Any]:
+    """Convert the records of a run to columns.
+
+    Returns:
+        metric; evaluations: step, value, at_q_max, gbitops, weight, activation, gradient; training: step, loss, the bits, and cp
+        and cp_target if the network chooses its bits; final: all numbers of the last evaluation; phases, range_test,
+        observations and allocation if the run has them.
+    """
+    tests = [record for record in records if record["kind"] == "evaluation"]
+    metric = str(summary["metric"])
+    found: dict[str, Any] = {
+        "metric": metric,
+        "evaluations": {
+            "step": [record["step"] for record in tests],
+            "value": [record[metric] for record in tests],
+            "at_q_max": [record.get(metric + AT_Q_MAX) for record in tests],
+            "gbitops": [(record.get("cost") or {}).get("gbitops") for record in tests],
+            **_bits(tests),
+        },
+        "training": _thinned([record for record in records if record["kind"] == "train"]),
+        "final": {
+            name: value for test in tests[-1:] for name, value in test.items() if isinstance(value, (int, float))
+        },
+    }
+    if summary.get("phases"):
+        found["phases"] = summary["phases"]
+    if test := summary.get("found", {}).get("range_test"):
+        observed = [record for record in records if record["kind"] == "observation"]
+        found["range_test"] = {**test, "q_min": summary["found"]["q_min"]}
+        found["observations"] = _columns(observed[:: -(-len(observed) // (5 * POINTS)) or 1], ("step", "accuracy"))
+    if allocation := _allocations(tests, summary["total_steps"]):
+        found["allocation"] = allocation
+    return found
+
+
+def _bits(records: Sequence[Mapping[str, Any]]) -> dict[str, list[Any]]:
+    names = ("weight", "activation", "gradient")
+    return {name: [record["precision"][index] for record in records] for index, name in enumerate(names)}
+
+
+def _thinned(records: Sequence[Mapping[str, Any]]) -> dict[str, list[Any]]:
+    """At most POINTS points, each the last record of a group with the mean loss of the group."""
+    size = -(-len(records) // POINTS) or 1
+    groups = [records[start : start + size] for start in range(0, len(records), size)]
+    last = [group[-1] for group in groups]
+    found: dict[str, list[Any]] = {
+        "step": [record["step"] for record in last],
+        "loss": [_rounded(sum(record["loss"] for record in group) / len(group)) for group in groups],
+        **_bits(last),
+    }
+    if last and "cp" in last[-1]:
+        found |= _columns(last, ("cp", "cp_target"))
+    return found
+
+
+def _columns(records: Sequence[Mapping[str, Any]], names: Sequence[str]) -> dict[str, list[Any]]:
+    return {name: [_rounded(record.get(name)) for record in records] for name in names}
+
+
+def _rounded(value: Any) -> Any:
+    return float(f"{value:.6g}") if isinstance(value, float) else value
+
+
+def _allocations(tests: Sequence[Mapping[str, Any]], total_steps: int) -> dict[str, Any]:
+    """Step -> block -> option -> share of samples, for the evaluations nearest to ALLOCATION_SHARES."""
+    chosen = [record for record in tests if record.get("allocation")]
+    moments = [share * total_steps for share in ALLOCATION_SHARES if chosen]
+    nearest = [min(chosen, key=lambda record: abs(record["step"] - moment)) for moment in moments]
+    return {str(record["step"]): record["allocation"] for record in nearest}
+
+
+def main() -> None:
+    """Collect the runs in the folder given on the command line, by default results/runs."""
+    root = Path(sys.argv[1]) if len(sys.argv) > 1 else RUNS
+    if len(sys.argv) > 1 and not root.is_dir():
+        sys.exit(f"{root}: no such folder. Remedy: give one that contains run folders, such as {RUNS}.")
+    print(f"{SUMMARY}: {len(collect(root, SUMMARY))} runs")
+
+
+if __name__ == "__main__":
+    main()

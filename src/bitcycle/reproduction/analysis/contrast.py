@@ -1,0 +1,298 @@
+"""Contrasts between settings: how a claim selects and pairs cells, their values per seed, and the estimate over seeds."""
+
+import math
+import statistics
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from datetime import datetime
+from functools import cached_property
+from typing import Any, Optional
+
+import pandas as pd
+
+from bitcycle.reproduction.analysis import labels
+from bitcycle.reproduction.analysis.aggregation import Cell, Group, Run
+from bitcycle.reproduction.analysis.claim_functions import cost_of
+from bitcycle.reproduction.analysis.metrics import COSTS, PHASE, estimate_of, reading, readings
+from bitcycle.reproduction.analysis.statistics import OWN_SEEDS, Estimate, over_seeds, residual_deviation
+
+Selector = Mapping[str, Any]
+"""Fact or setting -> its value, or a list of allowed values."""
+
+FACTS: dict[str, Callable[[Cell], Any]] = {
+    "model": labels.model_of,
+    "data": labels.dataset_of,
+    "aggregation": labels.aggregation_of,
+    "schedule": labels.schedule_of,
+    "method": labels.method_of,
+    "fw": labels.forward_bits,
+    "bw": labels.backward_bits,
+    "high": lambda cell: labels.highest_bits(labels.forward_bits(cell)),
+    "bounds": lambda cell: "/".join(
+        str(labels.highest_bits(bits)) for bits in (labels.forward_bits(cell), labels.backward_bits(cell))
+    ),
+    "phases": labels.phase_method,
+    "phase_bits": lambda cell: ",".join(map(str, labels.phase_bits(cell))),
+    "levels": lambda cell: labels.LEVELS.get(str(cell.setting("quantizer")), ""),
+    "precision": labels.precision_of,
+    "split": lambda cell: f"{labels.split_of(cell):.3g}",
+    "steps": lambda cell: int(cell.runs[0].row["total_steps"]) if cell.runs else cell.setting("training.steps"),
+    "start": lambda cell: float(cell.setting("schedule.start")) if labels.schedule_of(cell) == "delayed" else 0.0,
+    "window": lambda cell: "{:g}-{:g}".format(*labels.window_of(cell)),
+    "window_start": lambda cell: f"{labels.window_of(cell)[0]:g}",
+    "window_end": lambda cell: labels.window_of(cell)[1],
+    "after_window": lambda cell: f"{float(cell.setting('training.epochs') or 0) - labels.window_of(cell)[1]:g}",
+    "first_stage": lambda cell: (cell.setting("schedule.stages") or [0])[0],
+    "formula_cost": lambda cell: round(cost_of(labels.schedule_of(cell)), 2),
+    "rate": lambda cell: cell.setting("training.learning_rate.initial", 0.1),
+    "cpt_method": labels.cpt_method,
+    "stages_method": labels.stages_method,
+    "partial_method": labels.partial_method,
+    "cpt_method_bits": labels.cpt_method_bits,
+    "window_kind": lambda cell: labels.window_edge(cell)[0],
+    "window_edge": lambda cell: labels.window_edge(cell)[1],
+    "up_to": lambda cell: f"up to {labels.highest_bits(labels.forward_bits(cell))} bits",
+    "cycles": lambda cell: float(cell.setting("schedule.cycles") or 1),
+    "epsilon": lambda cell: cell.setting("schedule.epsilon") if labels.schedule_of(cell) == "pfq" else None,
+    "alpha": lambda cell: float(cell.setting("schedule.alpha", 0.3)),
+    "seconds": lambda cell: statistics.median(run.number("seconds") or 0.0 for run in cell.runs),
+    "steps per second": lambda cell: f"{found.mean:.1f}" if (found := estimate_of(cell, "steps_per_second")) else "",
+    "q_min found": lambda cell: ", ".join(sorted({str(run.row["q_min"]) for run in cell.runs})),
+    "at the ends of phases": lambda cell: ", ".join(
+        f"{found.mean:.4g}"
+        for n in range(len(labels.phase_bits(cell)))
+        if (found := estimate_of(cell, f"{PHASE}{n + 1}"))
+    ),
+}
+"""Facts about a cell that claims and plots can refer to; any other name is a setting."""
+
+
+def fact(cell: Cell, name: str) -> Any:
+    """A fact or setting of a cell."""
+    return FACTS[name](cell) if name in FACTS else cell.setting(name)
+
+
+def as_list(value: Any) -> list[Any]:
+    """Wrap a single value in a list."""
+    return list(value) if isinstance(value, list) else [value]
+
+
+def matches(cell: Cell, selector: Selector) -> bool:
+    """Whether a cell matches a selector."""
+    return all(str(fact(cell, name)) in map(str, as_list(value)) for name, value in selector.items())
+
+
+def select(cells: Iterable[Cell], *selectors: Selector) -> list[Cell]:
+    """The cells, with or without runs, that match every selector."""
+    return [cell for cell in cells if all(matches(cell, selector) for selector in selectors)]
+
+
+def described(selector: Selector) -> str:
+    """A selector in words.
+
+    >>> described({"schedule": ["RR", "RTH"], "high": 8})
+    'schedule RR or RTH, high 8'
+    """
+    return ", ".join(
+        f"{key.replace('_', ' ')} {' or '.join(map(str, as_list(value)))}" for key, value in selector.items()
+    )
+
+
+# All recorded runs
+
+REACTIVE = ("pfq", *labels.GATED)
+"""Schedules whose precision depends on the course of training."""
+
+
+@dataclass(frozen=True)
+class Pool:
+    """All recorded runs: they provide pooled deviations, and show which runs shared a machine."""
+
+    runs: Sequence[Run]
+    known: dict[tuple[Any, ...], tuple[Optional[float], int]] = field(default_factory=dict)
+
+    def deviation(self, run: Run, metric: str) -> tuple[float | None, int]:
+        """The residual deviation in the group of a run, and its degrees of freedom."""
+        if metric in COSTS and run.row.get("schedule") in REACTIVE:
+            return None, 0  # for most other runs in its group, the cost does not depend on the seed
+        key = run.group, metric
+        if key not in self.known:
+            values = {one.training: reading(one, metric) for one in self._groups.get(run.group, ())}
+            self.known[key] = residual_deviation({name: value for name, value in values.items() if value is not None})
+        return self.known[key]
+
+    @cached_property
+    def _groups(self) -> dict[Group, list[Run]]:
+        found = defaultdict(list)
+        for run in self.runs:
+            found[run.group].append(run)
+        return found
+
+    @cached_property
+    def _spans(self) -> set[tuple[float, float, str]]:
+        return {span for run in self.runs if (span := _span(run))}
+
+    def shared_machine(self, run: Run) -> bool:
+        """Whether a run shared its machine with another recorded run, or it is not known when it ran."""
+        own = _span(run)
+        if own is None:
+            return True
+        (begin, end, processor), others = own, self._spans - {own}
+        return any(start < end and begin < stop and where == processor for start, stop, where in others)
+
+
+def _span(run: Run) -> tuple[float, float, str] | None:
+    seconds, finished = run.number("seconds"), run.row.get("finished")
+    if seconds is None or not finished:
+        return None
+    end = datetime.fromisoformat(finished).timestamp()
+    return end - seconds, end, run.row.get("processor", "")
+
+
+# Contrasts
+
+Term = tuple[float, Cell, str]
+"""Coefficient, cell, metric."""
+
+
+@dataclass(frozen=True)
+class Unit:
+    """One comparison: the terms of a cell in the first arm, and those of its partners in the second."""
+
+    ours: tuple[Term, ...]
+    theirs: tuple[Term, ...] = ()
+
+    @property
+    def terms(self) -> tuple[Term, ...]:
+        """The terms of both arms."""
+        return self.ours + self.theirs
+
+    @property
+    def cells(self) -> list[Cell]:
+        """The cells of both arms."""
+        return [cell for _, cell, _ in self.terms]
+
+    @cached_property
+    def name(self) -> frozenset[tuple[str, float]]:
+        """The runs with their coefficients. Units of equal name are the same comparison and count once; the name is empty if
+        runs are compared with themselves."""
+        found: dict[str, float] = defaultdict(float)
+        for coefficient, cell, metric in self.terms:
+            found[f"{cell.runs[0].row['hash']} {metric}"] += coefficient
+        return frozenset((name, round(value, 9)) for name, value in found.items() if abs(value) > 1e-9)
+
+    @cached_property
+    def by_seed(self) -> dict[str, float]:
+        """Seed -> value of the comparison, for seeds that every cell has."""
+        numbers = [(coefficient, readings(cell, metric)) for coefficient, cell, metric in self.terms]
+        common = set.intersection(*(set(values) for _, values in numbers)) if numbers else set()
+        return {seed: sum(c * values[seed] for c, values in numbers) for seed in sorted(common)}
+
+
+@dataclass(frozen=True)
+class Contrast:
+    """The comparisons that a claim averages over."""
+
+    units: tuple[Unit, ...]  # distinct comparisons that have runs
+    wanted: int  # number of cells in the first arm with a partner
+    filled: int  # number of these for which both sides have runs
+    paired: bool = True  # whether the comparisons are averaged seed by seed
+
+    @cached_property
+    def seeds(self) -> set[str]:
+        """The seeds that count: those that every comparison has, if there are at least OWN_SEEDS, otherwise all."""
+        several = [set(unit.by_seed) for unit in self.units if unit.by_seed]
+        common = set.intersection(*several) if several and self.paired else set()
+        return common if len(common) >= OWN_SEEDS else set().union(*several)
+
+    @property
+    def weights(self) -> list[tuple[Run, str, float]]:
+        """Run, metric and coefficient in the mean over units and seeds, for every run that counts."""
+        runs: dict[Any, Run] = {}
+        found: dict[Any, float] = defaultdict(float)
+        for unit in self.units:
+            seeds = self.seeds.intersection(unit.by_seed)
+            for coefficient, cell, metric in unit.terms:
+                for run in (run for run in cell.runs if run.row["seed"] in seeds):
+                    key = run.group, run.training, metric
+                    runs[key] = run
+                    found[key] += coefficient / len(seeds) / len(self.units)
+        return [(run, key[-1], found[key]) for key, run in runs.items()]
+
+    @property
+    def runs(self) -> list[Run]:
+        """The distinct runs that count."""
+        return list({run.training: run for run, _, _ in self.weights}.values())
+
+    def estimate(self, pool: Pool) -> Estimate | None:
+        """The mean over units and seeds. Its standard error comes from the seeds if there are at least OWN_SEEDS, otherwise
+        from the pool."""
+        values = pd.DataFrame([unit.by_seed for unit in self.units if unit.by_seed])
+        if values.empty:
+            return None
+        complete = values.dropna(axis=1)
+        if complete.shape[1] >= OWN_SEEDS:
+            return over_seeds(complete.mean())
+        return Estimate(float(values.mean(axis=1).mean()), *self._pooled_error(pool), values.shape[1])
+
+    def _pooled_error(self, pool: Pool) -> tuple[float | None, float]:
+        """Standard error of the weighted sum of runs, with Welch-Satterthwaite degrees of freedom."""
+        variances: dict[tuple[Group, str], float] = defaultdict(float)
+        freedom: dict[tuple[Group, str], int] = {}
+        for run, metric, weight in self.weights:
+            deviation, freedom[run.group, metric] = pool.deviation(run, metric)
+            if deviation is None:
+                return None, 0
+            variances[run.group, metric] += (weight * deviation) ** 2
+        total = sum(variances.values())
+        if total == 0:
+            return 0.0, float(max(freedom.values()))
+        return math.sqrt(total), total**2 / sum(part**2 / freedom[key] for key, part in variances.items())
+
+
+def agreeing(cell: Cell, others: Sequence[Cell], match: Sequence[str]) -> list[Cell]:
+    """The cells that agree with a given one on the facts `match`."""
+    return [other for other in others if all(fact(other, name) == fact(cell, name) for name in match)]
+
+
+def partners(cell: Cell, others: Sequence[Cell], match: Sequence[str]) -> list[Cell]:
+    """The same; only those that have runs, if any do."""
+    alike = agreeing(cell, others, match)
+    return [other for other in alike if other.runs] or alike
+
+
+def contrast(
+    ours: Sequence[Cell],
+    theirs: Sequence[Cell],
+    match: Sequence[str],
+    metrics: Sequence[str],
+    minus: tuple[Sequence[Cell], Sequence[str]] | None = None,
+) -> Contrast:
+    """Pair the cells of two arms.
+
+    Args:
+        match: facts on which partners agree; if empty, the partners are all cells of the second arm.
+        metrics: the metric of each arm.
+        minus: cells whose values are first subtracted from both arms, and the facts on which they match the cells there.
+    """
+
+    def terms(cell: Cell, coefficient: float, metric: str) -> list[Term]:
+        base = partners(cell, *minus) if minus else []
+        less = [(-coefficient / len(base), one, metric) for one in base]
+        return [] if minus and not base else [(coefficient, cell, metric), *less]
+
+    units: dict[frozenset[tuple[str, float]], Unit] = {}
+    wanted = filled = 0
+    for cell in ours:
+        others = partners(cell, theirs, match)
+        if not others:
+            continue
+        wanted += 1
+        second = [term for other in others for term in terms(other, -1 / len(others), metrics[1])]
+        unit = Unit(tuple(terms(cell, 1.0, metrics[0])), tuple(second))
+        if unit.ours and unit.theirs and all(part.runs for part in unit.cells) and unit.by_seed:
+            filled += 1
+            if unit.name:
+                units.setdefault(unit.name, unit)
+    return Contrast(tuple(units.values()), wanted, filled)

@@ -1,0 +1,251 @@
+"""Families of claims, whose tests are frozen before their first run: `bitcycle freeze`.
+
+A family is a file results/published/families/NAME.yaml: the day it was frozen, the number of looks, and for each claim the
+fingerprint of its test, its seeds, and the power at the published effect. Training for a family and judging it both refuse a
+claim whose test has another fingerprint. After a result, a test can only be changed as an amendment (`amended` in the claim's
+entry): the claim is then exploratory, and decided by new seeds alone, in a family of their own. A family counts only runs of its
+seeds that finished since it was frozen, and is tested at half of them and at the end, however many are trained in between.
+"""
+
+import argparse
+import hashlib
+import json
+import math
+import sys
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any, cast
+
+from omegaconf import OmegaConf
+
+from bitcycle.errors import EXIT_DONE
+from bitcycle.files import read_csv, write_bytes
+from bitcycle.reproduction.analysis.aggregation import Cell
+from bitcycle.reproduction.analysis.claims import Claim, published_effect, read_claims, tested_reference
+from bitcycle.reproduction.analysis.contrast import matches
+from bitcycle.reproduction.analysis.items import PUBLISHED
+from bitcycle.reproduction.analysis.statistics import Estimate, power
+from bitcycle.settings import SettingError, nearest
+
+LOOKS = 2
+"""Planned tests of a family: at half of the seeds and at the end. p-values are multiplied by it."""
+LEAST_POWER = 0.5
+"""Claims with less power at the published effect stay out of a family: they could only cost the others."""
+TEST = (
+    *(
+        "predicate",
+        "metric",
+        "where",
+        "a",
+        "b",
+        "match",
+        "minus",
+        "minus_match",
+        "by",
+        "function",
+        "options",
+        "items",
+        "reference",
+    ),
+    *("margin", "margin_percent", "display", "also", "requires", "too_far", "moments", "lengths", "each", "unit"),
+)
+"""The fields of a claim that make up its test."""
+
+
+@dataclass(frozen=True)
+class Family:
+    """A frozen family of claims.
+
+    Attributes:
+        name: its file.
+        frozen: day on which it was frozen.
+        looks: planned number of tests.
+        tests: claim -> fingerprint of its test.
+        seeds: claim -> planned seeds, in the order in which they are trained.
+        power: claim -> power at the published effect; None if the paper prints no number.
+    """
+
+    name: str
+    frozen: str
+    looks: int
+    tests: Mapping[str, str]
+    seeds: Mapping[str, Sequence[int]]
+    power: Mapping[str, float | None]
+
+
+def fingerprint(claim: Claim) -> str:
+    """Twelve hexadecimal digits that depend on the test of a claim, and not on its words, remarks or published effect."""
+    test = {name: getattr(claim, name) for name in TEST}
+    return hashlib.sha256(json.dumps(test, sort_keys=True, default=str).encode()).hexdigest()[:12]
+
+
+def read_families(published: Path = PUBLISHED) -> list[Family]:
+    """The frozen families, by name. Raises SettingError if a claim is in two of them."""
+    families = [_read(path) for path in sorted((published / "families").glob("*.yaml"))]
+    homes: dict[str, str] = {}
+    for family in families:
+        for claim in family.tests:
+            if claim in homes:
+                problem = f"is frozen in the families {homes[claim]} and {family.name}"
+                raise SettingError(
+                    "claim", claim, problem, "a claim is tested in one family; new seeds need a new claim"
+                )
+            homes[claim] = family.name
+    return families
+
+
+def _read(path: Path) -> Family:
+    content = cast(dict[str, Any], OmegaConf.to_container(OmegaConf.load(path)))
+    claims: dict[str, dict[str, Any]] = content["claims"]
+    tests, power = ({claim: entry.get(key) for claim, entry in claims.items()} for key in ("test", "power"))
+    ranges = {claim: (int(entry.get("first_seed", 0)), int(entry["seeds"])) for claim, entry in claims.items()}
+    seeds = {claim: range(first, first + count) for claim, (first, count) in ranges.items()}
+    return Family(path.stem, str(content["frozen"]), int(content["looks"]), cast(Any, tests), seeds, cast(Any, power))
+
+
+def family_of(claim: Claim, families: Iterable[Family]) -> Family | None:
+    """The family that a claim is frozen in."""
+    return next((family for family in families if claim.id in family.tests), None)
+
+
+def differs(claim: Claim, family: Family) -> bool:
+    """Whether the test of a claim is another than the frozen one."""
+    return family.tests[claim.id] != fingerprint(claim)
+
+
+def check_frozen(claims: Sequence[Claim], families: Sequence[Family]) -> None:
+    """Refuse tests that differ from the frozen ones, and claims that are gone. Raises SettingError naming the claim."""
+    known = {claim.id: claim for claim in claims}
+    for family in families:
+        for name in family.tests:
+            if name not in known:
+                problem = f"is frozen in the family {family.name} and missing in results/published/claims"
+                raise SettingError("claim", name, problem, "restore its entry")
+            if differs(known[name], family):
+                problem = f"its test is another than the one frozen on {family.frozen} in the family {family.name}"
+                remedy = "restore the test; after a result, `amended` with date and reason makes the claim exploratory"
+                raise SettingError("claim", name, problem, remedy)
+
+
+def due(claim: Claim, cells: Sequence[Cell], family: Family) -> tuple[list[Cell], str]:
+    """The runs that count at the test that is due, and which test it is, or what it waits for. Only runs of the family's seeds
+    since it was frozen count: those of the first half of the seeds until all are trained, and none before."""
+    seeds = list(map(str, family.seeds[claim.id]))
+    own = [_restricted(cell, seeds, family.frozen) for cell in cells]
+    arms = [arm for part in claim.parts for arm in (part.a, *part.arms, part.minus) if arm]
+    trained = [
+        {run.row["seed"] for run in cell.runs} for cell in own if cell.runs and any(matches(cell, a) for a in arms)
+    ]
+    complete = next((n for n, seed in enumerate(seeds) if not all(seed in some for some in trained)), len(seeds))
+    half = math.ceil(len(seeds) / 2)
+    count = 0 if not trained or complete < half else len(seeds) if complete == len(seeds) else half
+    words = f"tested at {count} of {len(seeds)} planned seeds"
+    if not count:
+        words = f"{complete if trained else 0} of {len(seeds)} planned seeds are trained; the first test is at {half}"
+    return [_restricted(cell, seeds[:count], family.frozen) for cell in own], words
+
+
+def _restricted(cell: Cell, seeds: Sequence[str], since: str) -> Cell:
+    runs = (run for run in cell.runs if run.row["seed"] in seeds and (run.row.get("finished") or since) >= since)
+    return replace(cell, runs=tuple(runs))
+
+
+def freeze(
+    name: str,
+    claims: Sequence[Claim],
+    seeds: range,
+    powers: Mapping[str, float | None],
+    published: Path,
+    deviations: Mapping[str, float] | None = None,
+) -> Path:
+    """Write a new family. Raises SettingError if it exists, or has a claim without enough power, or a margin without a quote."""
+    path = published / "families" / f"{name}.yaml"
+    if path.exists():
+        raise SettingError("family", name, "is frozen already", "choose another name; a frozen family does not change")
+    for claim in claims:
+        found = powers.get(claim.id)
+        if found is not None and found < LEAST_POWER:
+            problem = f"has a power of {found:.2f} at the published effect with {len(seeds)} seeds"
+            raise SettingError("claim", claim.id, problem, f"leave it out, or plan seeds for at least {LEAST_POWER}")
+        if not claim.quote:
+            problem = "does not quote the words or numbers of the paper that its direction or margin comes from"
+            raise SettingError("claim", claim.id, problem, "add a quote to its entry")
+    entries = {
+        claim.id: {
+            "test": fingerprint(claim),
+            "seeds": len(seeds),
+            "first_seed": seeds.start,
+            "deviation": _rounded((deviations or {}).get(claim.id)),
+            "power": _rounded(powers.get(claim.id)),
+        }
+        for claim in claims
+    }
+    content = {"frozen": datetime.now(UTC).date().isoformat(), "looks": LOOKS, "claims": entries}
+    path.parent.mkdir(parents=True, exist_ok=True)
+    write_bytes(path, f"# A frozen family of claims\n{OmegaConf.to_yaml(OmegaConf.create(content))}".encode())
+    read_families(published)
+    return path
+
+
+def _rounded(value: float | None) -> float | None:
+    return None if value is None else round(value, 3)
+
+
+def planned_power(claim: Claim, deviation: float | None, margin: float | None, seeds: int) -> float | None:
+    """Power of a claim at its published effect with a number of seeds, given the deviation of its contrast between seeds, on the
+    scale of the test; None if the deviation is unknown, or the paper prints no number."""
+    if deviation is None or (claim.value is None and not claim.has_margin):
+        return None
+    estimate = Estimate(0.0, deviation / math.sqrt(seeds), seeds - 1, seeds)
+    return power(estimate, published_effect(claim), claim.bounds(margin, tested_reference(claim)))
+
+
+def measured(claim: Claim, rows: Sequence[Mapping[str, str]]) -> tuple[float | None, float | None]:
+    """Deviation and margin of a claim that results/summary/claims.csv tells of its earlier trainings."""
+    row = next((row for row in rows if row["claim_id"] == claim.id and row["deviation"]), None)
+    margin = claim.fixed_margin if claim.has_margin else None
+    if row is None:
+        return None, margin
+    return float(row["deviation"]), float(row["margin"]) if row["margin"] else margin
+
+
+def _value(text: str) -> tuple[str, float]:
+    name, _, value = text.rpartition("=")
+    return name, float(value)
+
+
+def main(words: Sequence[str] | None = None) -> int:
+    """Freeze the tests of claims before their first run."""
+    parser = argparse.ArgumentParser(prog="bitcycle freeze", description=main.__doc__)
+    parser.add_argument("name", help="name of the family")
+    parser.add_argument("claims", nargs="+", help="PAPER/ITEM-cN")
+    parser.add_argument("--seeds", type=int, required=True, help="planned number of seeds")
+    parser.add_argument("--first-seed", type=int, default=0, help="the first of them; default: 0")
+    told = "deviation of a claim's contrast between seeds, measured on other runs; default: that of its earlier runs"
+    parser.add_argument("--deviation", type=_value, action="append", default=[], metavar="CLAIM=VALUE", help=told)
+    parser.add_argument("--published", type=Path, default=PUBLISHED, help=argparse.SUPPRESS)
+    told = "power of a claim, for a trend from a simulation; default: computed for its published effect and deviation"
+    parser.add_argument("--power", type=_value, action="append", default=[], metavar="CLAIM=VALUE", help=told)
+    given = parser.parse_args(words)
+    known = {claim.id: claim for claim in read_claims(given.published)}
+    for name in given.claims:
+        if name not in known:
+            raise SettingError("claim", name, "there is no such claim", nearest(name, known))
+    chosen = [known[name] for name in given.claims]
+    rows = read_csv(given.published.parent / "summary" / "claims.csv", missing_ok=True)
+    known_rows = {claim.id: measured(claim, rows) for claim in chosen}
+    deviations = {name: deviation for name, (deviation, _) in known_rows.items() if deviation is not None}
+    deviations |= dict(given.deviation)
+    powers = {
+        claim.id: planned_power(claim, deviations.get(claim.id), known_rows[claim.id][1], given.seeds)
+        for claim in chosen
+    } | dict(given.power)
+    seeds = range(given.first_seed, given.first_seed + given.seeds)
+    print(freeze(given.name, chosen, seeds, powers, given.published, deviations))
+    return EXIT_DONE
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,222 @@
+"""Preconditions of a test: why the recorded runs cannot decide a claim."""
+
+import re
+import statistics
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import replace
+from operator import ne
+from typing import Any
+
+from bitcycle.reproduction.analysis import labels
+from bitcycle.reproduction.analysis.aggregation import Cell, Run
+from bitcycle.reproduction.analysis.claims import Claim
+from bitcycle.reproduction.analysis.contrast import Contrast, Pool, Unit
+from bitcycle.reproduction.analysis.metrics import readings
+
+TOO_FAR = {("imagenet", "digits")}
+"""(paper's dataset, ours) if ours lacks the difficulty that the claim is about."""
+CEILING = 99.0
+CHANCE = {**{name: 100 / classes for name, classes in labels.IMAGES.items()}, "xnli": 100 / 3}
+CHANCE |= {"cora": 31.9, "citeseer": 23.1, "sick": 56.9}
+"""Percentage of the most frequent class in the test data, if known: the accuracy of always predicting it."""
+LOWER = ("perplexity", "cer", "loss")
+"""Ends of the names of metrics of which lower values are better."""
+ABOVE_CHANCE = 2.0
+"""Distance in points at which an accuracy counts as above chance."""
+EPOCHS = 30
+"""Number of epochs after which a run counts as converged (the papers train for 160)."""
+
+
+def failed(claim: Claim, contrasts: Sequence[Contrast], runs: Sequence[Run], proxy: bool) -> str:
+    """Why a claim cannot be tested; empty if it can."""
+    units = [unit for one in contrasts for unit in one.units]
+    cells = [cell for unit in units for cell in unit.cells if cell.runs]
+    wanted = max((one.wanted for one in contrasts), default=0)
+    filled = min((one.filled for one in contrasts), default=0)
+    if not cells:
+        return "A setting and its baseline are the same training." if filled else "The runs that it needs are missing."
+    if 2 * filled < wanted:
+        return f"Fewer than half of the cells have runs: {filled} of {wanted}."
+    lengths = _other_lengths(claim, units, proxy)
+    if found := _saturated(claim, units) or lengths or _other_samples(units) or _few_moments(claim, runs):
+        return found
+    published = proxy and not claim.arms and bool(claim.reference)
+    return "A proxy cannot be compared with a published number." if published else ""
+
+
+def proxy_label(cell: Cell) -> str:
+    """NETWORK, DATA[, vocabulary of N][, N images] of a cell whose runs are a proxy; empty for runs at the paper's setting."""
+    if cell.runs[0].row["scale"] == "paper" and not cell.stand_ins:
+        return ""
+    return f"{labels.our_model(cell)}, {labels.our_data(cell)}"
+
+
+def counting(claim: Claim, cells: Sequence[Cell], pool: Pool) -> tuple[list[Cell], str]:
+    """The cells with only the runs that count for a claim, and the reason why others do not.
+
+    Network and data must be close enough to the paper's. Timings count only if a run had its machine to itself. Runs that did not
+    reach the last stage of their schedule do not count, nor those that are worse than guessing at the end or after a phase, nor
+    any run of a cell for most of whose runs this is so.
+    """
+    reasons = [_too_far(cell, claim) if cell.runs else "" for cell in cells]
+    kept = [replace(cell, runs=()) if reason else cell for cell, reason in zip(cells, reasons)]
+    if "quiet machine" in claim.requires:
+        quiet = [replace(cell, runs=tuple(run for run in cell.runs if not pool.shared_machine(run))) for cell in kept]
+        if any(map(ne, kept, quiet)):
+            reasons.append("Timings on a machine that other runs shared.")
+        kept = quiet
+    if "last stage" in claim.requires:
+        reasons.append(_unfinished(kept))
+        kept = [_mostly(cell, reached_last_stage) for cell in kept]
+    reasons.append(_useless(kept))
+    kept = [_mostly(cell, lambda run: not diverged(run)) for cell in kept]
+    return kept, next(filter(None, reasons), "")
+
+
+def _mostly(cell: Cell, counts: Callable[[Run], bool]) -> Cell:
+    """A cell with the runs that count, or with none if most do not."""
+    some = tuple(filter(counts, cell.runs))
+    return replace(cell, runs=some if 2 * len(some) > len(cell.runs) else ())
+
+
+def _too_far(cell: Cell, claim: Claim) -> str:
+    data, model = ((str(cell.setting(key)), str(cell.actual(key))) for key in ("dataset", "model"))
+    if data in TOO_FAR:
+        what, (paper, ours) = "data are", map(labels.dataset_label, data)
+    elif model[1] in claim.too_far or ("network family" in claim.requires and family(model[0]) != family(model[1])):
+        what, (paper, ours) = "network is", map(labels.model_label, model)
+    else:
+        return ""
+    why = claim.too_far.get(model[1], "")
+    return f"The {what} too far from the claim's: {ours} for {paper}{why and ', '}{why}."
+
+
+def family(model: str) -> str:
+    """The family of a network, regardless of its depth.
+
+    >>> family("resnet20_extra_skip"), family("mobilenet_v2"), family("vgg16")
+    ('resnet', 'mobilenet_v', 'vgg')
+    """
+    return re.split(r"\d", model)[0]
+
+
+def reached_last_stage(run: Run) -> bool:
+    """Whether a run reached the last stage or phase of its schedule; also true if no curve was collected."""
+    schedule, training = run.settings.get("schedule", {}), run.curve.get("training", {})
+    name = run.setting("schedule")
+    if name in labels.STAGED and training.get("weight"):
+        return bool(training["weight"][-1] == schedule["stages"][-1])
+    if name == "fractrain" and training.get("cp_target"):
+        last = schedule["target"] + (schedule["stages"] - 1) * schedule["target_step"]
+        return bool(training["cp_target"][-1] >= last)
+    if name in labels.PHASED and run.curve:
+        return len(run.curve.get("phases", [])) == len(run.setting("schedule.bits"))
+    return True
+
+
+def diverged(run: Run) -> str:
+    """Where a run is worse than guessing: at the end of a phase, or of the whole run; empty if nowhere. An accuracy has to be
+    ABOVE_CHANCE points worse, and only in a phase, since all runs at chance are a matter of the metric (`failed`)."""
+    lower_is_better = run.row.get("metric", "").endswith(LOWER)
+    phases: Sequence[Mapping[str, Any]] = run.curve.get("phases", [])
+    ends = [
+        (f"phase {number}", phase.get("final"), phase.get("chance")) for number, phase in enumerate(phases, start=1)
+    ]
+    for where, value, recorded in [*ends, *[("the end", run.number("final"), None)] * lower_is_better]:
+        level = guessing(run) if recorded is None else float(recorded)
+        if value is None or level is None:
+            continue
+        if not (value <= level if lower_is_better else value >= level - ABOVE_CHANCE):  # also true of a nan
+            return f"{value:.4g} after {where}, where guessing is {level:.4g}"
+    return ""
+
+
+def guessing(run: Run) -> float | None:
+    """What guessing reaches: the vocabulary (perplexity), 100 % (characters), or the most frequent class; None if unknown."""
+    metric = run.row.get("metric", "")
+    if metric.endswith("perplexity"):
+        size = run.setting("dataset.vocabulary")
+        return float(size) if size else None
+    return 100.0 if metric.endswith("cer") else CHANCE.get(run.row.get("dataset", ""))
+
+
+def _useless(cells: Iterable[Cell]) -> str:
+    every = {run.training: run for cell in cells for run in cell.runs}
+    bad = [words for run in every.values() if (words := diverged(run))]
+    return f"{len(bad)} of {len(every)} trainings became worse than guessing ({bad[0]})." if bad else ""
+
+
+def left_out(every: Sequence[Cell], counted: Sequence[Cell]) -> str:
+    """A note on runs that `counting` excluded for not reaching the last stage, or for being worse than guessing."""
+    kept = {run.training for cell in counted for run in cell.runs}
+    runs = {run.training: run for cell in every for run in cell.runs if run.training not in kept}
+    useless = sum(bool(diverged(run)) for run in runs.values())
+    early = sum(not reached_last_stage(run) for run in runs.values() if not diverged(run))
+    what = {"that did not reach the last stage of the schedule": early, "that became worse than guessing": useless}
+    return "; ".join(
+        f"1 training {words} does not count" if number == 1 else f"{number} trainings {words} do not count"
+        for words, number in what.items()
+        if number
+    )
+
+
+def _unfinished(cells: Iterable[Cell]) -> str:
+    every = {run.training: run for cell in cells for run in cell.runs}
+    staged = (*labels.STAGED, "fractrain", *labels.PHASED)
+    runs = [run for run in every.values() if run.setting("schedule") in staged]
+    early = [run for run in runs if not reached_last_stage(run)]
+    names = ", ".join(sorted({str(run.row.get("schedule", "")) for run in early}))
+    words = f"{len(early)} of {len(runs)} trainings did not reach the last stage of their schedule ({names})."
+    return words if early else ""
+
+
+def _saturated(claim: Claim, units: Sequence[Unit]) -> str:
+    if claim.metrics[0] not in ("final", "best") or claim.function:
+        return ""
+    rows = [cell.runs[0].row for unit in units for cell in unit.cells]
+    if not all(str(row.get("metric", "")).endswith("accuracy") for row in rows):
+        return ""
+    chances = {CHANCE.get(row.get("dataset", "")) for row in rows}
+    arms = [term for unit in units for term in unit.ours], [term for unit in units for term in unit.theirs]
+    numbers = [[value for _, cell, metric in arm for value in readings(cell, metric).values()] for arm in arms]
+    if not numbers[0]:
+        return ""
+    means = [statistics.fmean(several) for several in numbers if several]
+    chance = chances.pop() if len(chances) == 1 else None
+    where = "its ceiling" if min(means) > CEILING else "chance" if chance and max(means) < chance + ABOVE_CHANCE else ""
+    return f"The metric is at {where}: {' and '.join(f'{mean:.2f}' for mean in means)} %." if where else ""
+
+
+def _other_lengths(claim: Claim, units: Sequence[Unit], proxy: bool) -> str:
+    if claim.lengths == "free" or (claim.lengths == "converged" and not proxy) or claim.function:
+        return ""
+    if not any(unit.theirs for unit in units) and claim.lengths == "converged":
+        groups = [[cell for unit in units for cell in unit.cells]]
+    else:
+        groups = [unit.cells for unit in units]
+    for cells in groups:
+        steps = {int(run.row["total_steps"]) for cell in cells for run in cell.runs}
+        converged = claim.lengths == "converged" and all(_converged(run) for cell in cells for run in cell.runs)
+        if len(steps) > 1 and not converged:
+            return f"Unequal training lengths, and the shorter ones have not converged: {min(steps):,} and {max(steps):,} steps."
+    return ""
+
+
+def _other_samples(units: Iterable[Unit]) -> str:
+    """Held-out samples leave fewer for training; that counts unless the paper holds out samples in one arm only, too."""
+    for unit in (unit for unit in units if unit.theirs):
+        samples = {int(number) for cell in unit.cells for run in cell.runs if (number := run.number("train_samples"))}
+        if len(samples) > 1 and len({cell.setting("dataset.validation") for cell in unit.cells}) == 1:
+            return f"The arms train on different numbers of samples: {min(samples):,} and {max(samples):,}."
+    return ""
+
+
+def _converged(run: Run) -> bool:
+    samples, batch = run.number("train_samples"), run.setting("training.batch_size")
+    return bool(samples and batch and float(run.row["total_steps"]) * batch / samples >= EPOCHS)
+
+
+def _few_moments(claim: Claim, runs: Iterable[Run]) -> str:
+    counts = [len(run.curve.get("evaluations", {}).get("step", [])) for run in runs] if claim.moments else []
+    few = next((count for count in counts if count < claim.moments), None)
+    return "" if few is None else f"A run has {few} evaluations; the claim needs {claim.moments}."

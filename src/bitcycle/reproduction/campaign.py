@@ -1,0 +1,316 @@
+"""`make campaign`: trains the missing runs of a plan, a list of sweeps, in order and at low priority.
+
+The plan is a YAML file, by default `sweeps/campaign.yaml`; the entries of its list `parts` are `Part`s:
+
+    parts:
+      - sweep: cpt/table2
+        claim: what these runs test
+        scale: mini
+        only: {schedule: [static, CR]}
+
+After an interruption the same command resumes the campaign; runs in the summary are not trained again. A failed run does not
+stop the others; runs that failed before come last, and runs in progress in other processes are waited for. Results are added to
+results/summary as runs end. `make reproduce` trains every sweep as one campaign.
+"""
+
+import argparse
+import logging
+import os
+import subprocess
+import sys
+import time
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+from omegaconf import OmegaConf
+from omegaconf.errors import OmegaConfBaseException
+from rich.table import Table
+from yaml import YAMLError
+
+from bitcycle.errors import EXIT_DONE, EXIT_INTERRUPTED, EXIT_WRONG_CONFIGURATION, RunError
+from bitcycle.files import read_csv, resource_root, try_lock
+from bitcycle.guard import guarded
+from bitcycle.reproduction.analysis.claims import read_claims
+from bitcycle.reproduction.analysis.collect import RUNS, SUMMARY, collect_folders, identity
+from bitcycle.reproduction.analysis.frozen import check_frozen, read_families
+from bitcycle.reproduction.analysis.items import PUBLISHED
+from bitcycle.reproduction.manifest import record_launch
+from bitcycle.settings import SettingError, nearest
+from bitcycle.signals import stop_at_once
+from bitcycle.sweep.composition import composing
+from bitcycle.sweep.execution import worst
+from bitcycle.sweep.forkserver import NICENESS, PRIORITY_VARIABLE
+from bitcycle.sweep.grid import Overrides, as_text, expand
+from bitcycle.sweep.local import POLL_SECONDS, LocalPool, train_command
+from bitcycle.sweep.progress import TELL_SECONDS
+from bitcycle.sweep.registry import (
+    FINISHED,
+    SCALES,
+    UNFINISHED,
+    Compose,
+    SweepRun,
+    distinct,
+    index_runs,
+    mark,
+    read_sweep,
+)
+from bitcycle.sweep.status import Speeds, recorded_seconds, sweeps_table
+from bitcycle.threads import THREADS, users_threads
+from bitcycle.training.display import console, set_up_console
+from bitcycle.training.run_folder import RunFolder
+
+logger = logging.getLogger("bitcycle.reproduction.campaign")  # as a command this module is called __main__
+
+PLAN = "sweeps/campaign.yaml"
+REFRESH_SECONDS = 180.0
+"""Minimum interval between updates of the summary while runs are in progress."""
+
+
+@dataclass(frozen=True)
+class Part:
+    """Runs of one sweep."""
+
+    sweep: str  # PAPER/ITEM, a file of `sweeps/`
+    claim: str = ""  # what the runs test
+    scale: str = "mini"
+    overrides: dict[str, Any] = field(default_factory=dict)  # replace the sweep's settings; one run per value of a list
+    only: dict[str, Any] = field(default_factory=dict)  # setting -> value or values; other runs are omitted
+    seeds: int | None = None  # number of seeds, replacing the sweep's
+
+    def expand(self, root: Path, results_root: str) -> list[Overrides]:
+        """The settings of every run. Raises SettingError for a sweep or a scale that does not exist."""
+        sweep = read_sweep(root / "sweeps" / f"{self.sweep}.yaml")
+        if self.seeds is not None:
+            sweep = replace(sweep, trials={**sweep.trials, self.scale: self.seeds})
+        listed = {key: value if isinstance(value, list) else [value] for key, value in self.only.items()}
+        wanted = {key: set(map(as_text, values)) for key, values in listed.items()}
+        fixed = {"scale": self.scale, "results_root": results_root}
+        runs = [run for given in expand([self.overrides], fixed) for run in sweep.expand(self.scale, given)]
+        return [run for run in runs if all(run.get(key) in values for key, values in wanted.items())]
+
+
+def read_plan(path: Path) -> list[Part]:
+    """The parts of a plan, in order. Raises SettingError if the file is missing or not a plan."""
+    remedy = "see the beginning of bitcycle/campaign.py for the form of a plan"
+    try:
+        content: Any = OmegaConf.to_container(OmegaConf.load(path))
+        parts = [Part(**entry) for entry in content["parts"]]
+    except (OSError, TypeError, KeyError, YAMLError, OmegaConfBaseException) as error:
+        raise SettingError("plan", path, str(error), remedy) from error
+    for part in parts:
+        if part.scale not in SCALES:
+            raise SettingError(
+                "plan.scale", part.scale, f"is not a scale, in the entry of {part.sweep}", nearest(part.scale, SCALES)
+            )
+    return parts
+
+
+class Campaign:
+    """The runs of a plan: selects the next one and estimates the time left.
+
+    `recorded` are rows of the summary file, of runs on any machine; they are not trained again unless other runs of their part
+    need their run folders, and tell how long runs of their kind take.
+    """
+
+    def __init__(
+        self,
+        root: Path,
+        parts: Sequence[Part],
+        results_root: str,
+        compose: Compose,
+        recorded: Sequence[Mapping[str, str]] = (),
+    ) -> None:
+        self.root, self.parts, self.compose = root, parts, compose
+        self.recorded, self.seconds = set(map(identity, recorded)), recorded_seconds(recorded)
+        self.runs = [self._mark(index_runs(part.expand(root, results_root), compose)) for part in parts]
+        self.failed_before = {run.path for run in self.distinct() if run.state == "failed"}
+        self.done = {run.path for runs in self.runs for run in runs if run.state in FINISHED}
+        self.codes: dict[str, int] = {}
+
+    def _mark(self, runs: list[SweepRun]) -> list[SweepRun]:
+        """The runs of a part, recorded ones marked unless an invalid run may need their folders."""
+        if any(run.path is None for run in runs):
+            return runs
+        return mark(runs, {run.path for run in runs if run.key in self.recorded}, "recorded")
+
+    def distinct(self) -> list[SweepRun]:
+        """All runs without duplicates, in the plan's order."""
+        return distinct(self.runs)
+
+    def plan_again(self) -> None:
+        """Recompose invalid runs, whose initial weights may exist by now."""
+        for runs in self.runs:
+            if any(run.path is None for run in runs):
+                planned = [[run] if run.path else index_runs([run.overrides], self.compose) for run in runs]
+                runs[:] = self._mark([run for each in planned for run in each])
+                self.done |= {run.path for run in runs if run.elsewhere}
+
+    def next(self) -> SweepRun | None:
+        """The first run to be trained that this command has not started; None if there is none now."""
+        begun = self.done | self.codes.keys()
+        left = [run for run in self.distinct() if run.path and run.path not in begun]
+        in_order = sorted(left, key=lambda run: run.path in self.failed_before)
+        return next((run for run in in_order if run.state in UNFINISHED), None)
+
+    def ended(self, run: SweepRun, code: int) -> None:
+        """Record the exit code of a run."""
+        self.codes[str(run.path)] = code
+        if code == EXIT_DONE:
+            self.done.add(run.path)
+        self.plan_again()
+
+    def wait_for_others(self) -> bool:
+        """Wait until no other process trains one of the runs; returns False if none did."""
+        elsewhere = [run for run in self.distinct() if run.state == "running"]
+        if elsewhere:
+            logger.info("waiting for %d runs that another process is training", len(elsewhere))
+        while any(run.folder.is_in_use() for run in elsewhere):
+            time.sleep(POLL_SECONDS)
+        self.done |= {run.path for run in elsewhere if run.state == "done"}
+        self.plan_again()
+        return bool(elsewhere)
+
+    def progress(self, workers: int) -> str:
+        """Progress and time left, as text."""
+        runs = self.distinct()
+        failed = sum(code not in (EXIT_DONE, EXIT_INTERRUPTED) for code in self.codes.values())
+        speeds = Speeds((run for run in runs if run.path in self.done), self.seconds)
+        left = speeds.left([run for run in runs if run.path not in self.done], workers)
+        known = f"{len(self.done)} of {len(runs)} runs done" + (f", {failed} failed" if failed else "")
+        return known + (f"; time left: {left}" if left else "")
+
+    def table(self, workers: int) -> Table:
+        """One row for each part of the plan."""
+        names = [f"{part.sweep} at {part.scale} scale\n{part.claim}" for part in self.parts]
+        return sweeps_table(list(zip(names, self.runs, strict=True)), self.progress(workers), workers, self.seconds)
+
+    def failures(self) -> Iterator[str]:
+        """One line for each failed run, and for each reason why configurations are invalid."""
+        wrong = {run.problem: run for run in self.distinct() if run.path is None}
+        counts = Counter(run.problem for run in self.distinct())
+        for problem, run in wrong.items():
+            yield f"wrong configuration: {problem} [{' '.join(run.arguments)}; {counts[problem]} runs]"
+        for path, code in self.codes.items():
+            if code not in (EXIT_DONE, EXIT_INTERRUPTED):
+                yield f"failed: {RunFolder(Path(path)).read_status().get('reason') or f'exit code {code}'} [{path}]"
+
+
+class Summaries:
+    """Adds finished runs to a summary file and draws figures from it."""
+
+    def __init__(self, summary: Path, figures: bool) -> None:
+        self.summary, self.figures = summary, figures
+        self.refreshed = float("-inf")
+
+    def refresh(self, campaign: Campaign, at_once: bool = False) -> None:
+        """Add finished runs missing from the file, unless just attempted. Errors are logged and stop no run."""
+        if not at_once and time.monotonic() - self.refreshed < REFRESH_SECONDS:
+            return
+        try:
+            recorded = set(map(identity, read_csv(self.summary, missing_ok=True)))
+            done = [run for run in campaign.distinct() if run.path in campaign.done]
+            new = [run.folder.path for run in done if run.key not in recorded]
+            # each with its preliminary runs, such as range tests
+            folders = [RunFolder(file.parent) for path in new for file in sorted(path.rglob("summary.json"))]
+            if new:
+                known = len(collect_folders(folders, self.summary))
+                logger.info("%s: %d runs, %d of them new", self.summary, known, len(new))
+            if new and self.figures:
+                subprocess.run([sys.executable, "-m", "bitcycle.reproduction.figure.make"], check=False)
+        except Exception:
+            logger.exception("cannot collect results in %s; the campaign continues", self.summary)
+        self.refreshed = time.monotonic()
+
+
+def train(campaign: Campaign, pool: LocalPool, after_run: Callable[[], None] = lambda: None) -> int:
+    """Train every missing run, none twice; returns the worst exit code. `after_run` is called when a run has ended."""
+    told = float("-inf")
+
+    def take() -> tuple[SweepRun, list[str]] | None:
+        run = campaign.next()
+        if run is None:
+            return None
+        campaign.codes[str(run.path)] = EXIT_INTERRUPTED  # in progress
+        return run, train_command(campaign.root, run.arguments)
+
+    def ended(run: SweepRun, code: int) -> None:
+        nonlocal told
+        campaign.ended(run, code)
+        if time.monotonic() - told >= TELL_SECONDS:
+            logger.info(campaign.progress(pool.workers))
+            told = time.monotonic()
+        after_run()
+
+    pool.serve(take, ended)
+    while pool.stopped_by is None and campaign.wait_for_others():
+        pool.serve(take, ended)
+    for line in campaign.failures():
+        logger.error(line)
+    logger.info(campaign.progress(pool.workers))
+    if pool.stopped_by is not None:
+        print("interrupted: run the same command again to resume", file=sys.stderr)
+        return EXIT_INTERRUPTED
+    wrong = [EXIT_WRONG_CONFIGURATION for run in campaign.distinct() if run.path is None]
+    return worst([*campaign.codes.values(), *wrong])
+
+
+@contextmanager
+def alone(results_root: Path) -> Iterator[None]:
+    """Reject a second campaign in the same folder, which would take over this one's results. Raises RunError if another
+    campaign is running."""
+    results_root.mkdir(parents=True, exist_ok=True)
+    with open(results_root / ".campaign.lock", "a") as stream:
+        if not try_lock(stream):
+            raise RunError(f"a campaign is already running in {results_root}: wait for it, or stop it")
+        yield
+
+
+def main() -> int:
+    """Run the command; returns the exit code."""
+    parser = argparse.ArgumentParser(prog="bitcycle campaign", description=(__doc__ or "").split("\n")[0])
+    parser.add_argument("--plan", type=Path, help=f"default: {PLAN} of the repository")
+    parser.add_argument("--jobs", type=int, default=1, help="runs at a time; default: 1")
+    parser.add_argument("--threads", type=int, help="CPU threads of a run; default: OMP_NUM_THREADS, or 1")
+    words = "scheduling priority of runs; default: idle, only otherwise unused CPU time"
+    parser.add_argument("--priority", choices=NICENESS, default="idle", help=words)
+    parser.add_argument("--results-root", default=str(RUNS), help="folder of the run folders")
+    parser.add_argument("--summary", type=Path, default=SUMMARY, help="where results are added")
+    parser.add_argument("--figures", action="store_true", help="redraw all figures when results are added")
+    parser.add_argument("--dry-run", action="store_true", help="show the parts, their states and the time left")
+    given = parser.parse_args()
+    stop_at_once()
+    set_up_console()
+    return guarded(lambda: run(given, resource_root()))
+
+
+def run(given: argparse.Namespace, root: Path) -> int:
+    """Read the plan, then print its table or train its runs."""
+    for name, number in {"--jobs": given.jobs, "--threads": given.threads}.items():
+        if number is not None and number < 1:
+            raise SettingError(name, number, "is too small", "use 1 or more")
+    check_frozen(read_claims(root / PUBLISHED), read_families(root / PUBLISHED))
+    parts = read_plan(given.plan or root / PLAN)
+    results_root = str(Path(given.results_root).expanduser())
+    with composing(root / "conf") as compose:
+        campaign = Campaign(root, parts, results_root, compose, read_csv(given.summary, missing_ok=True))
+        if given.dry_run:
+            console(200).print(campaign.table(given.jobs))
+            return EXIT_DONE
+        os.environ |= {THREADS: str(given.threads or users_threads() or 1), PRIORITY_VARIABLE: given.priority}
+        summaries = Summaries(given.summary, given.figures)
+        with alone(Path(results_root)):
+            for part, runs in zip(parts, campaign.runs, strict=True):
+                record_launch(part.sweep, part.scale, [run.key[1] for run in runs if run.path], compose, Path.cwd())
+            logger.info(campaign.progress(given.jobs))
+            summaries.refresh(campaign)
+            code = train(campaign, LocalPool(given.jobs, gpus=0), lambda: summaries.refresh(campaign))
+            summaries.refresh(campaign, at_once=True)
+            return code
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,189 @@
+"""The board: accuracy against training cost of all methods, and their differences to static 8 bits of equal cost.
+
+Static 8 bits trained for fewer steps shows its accuracy at lower cost. Between these costs it is interpolated linearly for each
+seed, so that every method can be compared with it at the method's own cost, on the same network and data.
+"""
+
+import math
+from collections.abc import Mapping, Sequence
+from functools import partial
+from typing import NamedTuple, Optional
+
+import numpy as np
+
+from bitcycle.reproduction.analysis.aggregation import Cell
+from bitcycle.reproduction.analysis.contrast import fact, matches, select
+from bitcycle.reproduction.analysis.labels import backward_bits, forward_bits, schedule_of
+from bitcycle.reproduction.analysis.metrics import readings
+from bitcycle.reproduction.analysis.statistics import Estimate, over_seeds
+from bitcycle.reproduction.figure.data import ItemData, Panel, cost_against, metric_name, our_network, panels_of
+from bitcycle.reproduction.figure.plots import draw_points, label_axes, log_axis, point, side_by_side
+from bitcycle.reproduction.figure.style import Drawing, Style, legend, panels
+from bitcycle.reproduction.figure.table import Table, interval, number, signed
+from bitcycle.schedule import SUITE
+
+COLUMN = "final"
+FAMILIES = {
+    "static": ("static, by its bits", "0.35", "s"),
+    **dict.fromkeys(SUITE, ("cyclic", "#0072b2", "o")),
+    "pfq": ("PFQ", "#009e73", "P"),
+    "dfq": ("DFQ", "#cc79a7", "X"),
+    "fractrain": ("FracTrain", "#d55e00", "*"),
+    "hlhlp": ("HLHLp", "#56b4e9", "^"),
+    "fine_tuning": ("fine-tuning", "#e69f00", "D"),
+    "partial_pretrain": ("partial pre-training", "#8a5a00", "v"),
+}
+OTHER_QUANTIZERS = {"static, by its bits": ("#b8a000", "D"), "cyclic": ("#aa4499", "h")}
+"""Colour and marker of these families with a quantizer other than that of static 8 bits."""
+FORMATS = {"nvfp4": "d", "fp8": "X"}
+"""Markers of static formats beside others."""
+
+STATIC = {"schedule": "static", "fw": 8}
+"""Static 8 bits of any length."""
+
+
+class Row(NamedTuple):
+    """A method on the board."""
+
+    network: str
+    cell: Cell
+    cost: float  # relative to static 8 bits
+    value: Estimate
+    gap: Optional[Estimate]  # difference to static 8 bits at equal cost
+    best: bool  # on the Pareto front
+
+
+def method_name(cell: Cell, longest: int) -> str:
+    """A method with its bits, its quantizer if not the default, and its fraction of the steps if it is a shortened run."""
+    schedule, bits = schedule_of(cell), forward_bits(cell)
+    words = {"32": "float", "dynamic": schedule}.get(bits, f"{schedule} {bits} bits")
+    if cell.setting("quantizer", "sbm") not in ("sbm", "none"):
+        words += f", {cell.setting('quantizer', 'sbm')}, gradients {backward_bits(cell)}"
+    share = fact(cell, "steps") / longest
+    return words if share > 0.99 or schedule != "static" else f"{words}, {100 * share:.0f} % of the steps"
+
+
+def static_cells(panel: Panel) -> list[Cell]:
+    """The cells of static 8 bits, the longest and most repeated first; only those with the quantizer of the first."""
+    found = sorted(select(panel.cells, STATIC), key=lambda cell: (-fact(cell, "steps"), -len(cell.runs)))
+    return [cell for cell in found if cell.setting("quantizer", "sbm") == found[0].setting("quantizer", "sbm")]
+
+
+def gaps_at_equal_cost(panel: Panel, costs: Mapping[int, float]) -> dict[int, Estimate]:
+    """Index of a cell -> its difference to static 8 bits of equal cost; of full length, if there are no shorter runs."""
+    base = static_cells(panel)
+    curve = sorted((cost, readings(panel.cells[i], COLUMN)) for i, cost in costs.items() if panel.cells[i] in base)
+    places, found = [place for place, _ in curve], dict[int, list[float]]()
+    for index, cost in costs.items():
+        inside = len(curve) == 1 or (curve and places[0] <= cost <= places[-1] * (1 + 1e-9))
+        if panel.cells[index] in base or not inside:
+            continue
+        for seed, value in readings(panel.cells[index], COLUMN).items():
+            if all(seed in values for _, values in curve):
+                equal = np.interp(cost, places, [values[seed] for _, values in curve])
+                found.setdefault(index, []).append(value - float(equal))
+    deviation, df = panel.pool.deviation(base[0].runs[0], COLUMN) if base else (None, 0)
+    noise = None if deviation is None else math.sqrt(2) * deviation, df
+    return {index: over_seeds(values, noise) for index, values in found.items()}
+
+
+def reference(rows: Sequence[Row]) -> str:
+    """The baseline of the differences, in words."""
+    lengths = {fact(row.cell, "steps") for row in rows if matches(row.cell, STATIC)}
+    return "static 8 bits of equal cost" if len(lengths) > 1 else "static 8 bits of full length"
+
+
+def rows_of(data: ItemData) -> list[Row]:
+    """All methods, cheapest first, with costs relative to static 8 bits of full length."""
+    every = panels_of(data)
+    first = next((base for panel in every if (base := next(iter(static_cells(panel)), None))), None)
+    if first is None:
+        return []
+    found = []
+    for panel in every:
+        costs = {i: cost for i, cell in enumerate(panel.cells) if (cost := cost_against(cell, first)) is not None}
+        values = {i: over_seeds(list(v.values())) for i in costs if (v := readings(panel.cells[i], COLUMN))}
+        gaps = gaps_at_equal_cost(panel, costs)
+        found += [Row(panel.name, panel.cells[i], costs[i], value, gaps.get(i), False) for i, value in values.items()]
+    found.sort(key=lambda row: (row.cost, -row.value.mean))
+    top = float("-inf")
+    for place, row in enumerate(found):
+        if row.value.mean > top and row.network == our_network(first):
+            top, found[place] = row.value.mean, row._replace(best=True)
+    return found
+
+
+def draw_board(data: ItemData) -> Drawing | None:
+    """Draw accuracy against cost with the Pareto front, and differences to static 8 bits of equal cost."""
+    rows = rows_of(data)
+    if not rows:
+        return None
+    figure, (left, right) = panels(2, width=5.4, height=4.0)
+    main = next(row for row in rows if matches(row.cell, STATIC) and row.gap is None)  # not another 8-bit format
+    style = partial(style_of_row, main=main.cell.setting("quantizer", "sbm"))
+    for row in rows:
+        draw_points(left, style(row), [point(row.cost, row.value)])
+    compared = [row for row in rows if row.gap]
+    places = side_by_side({index: math.log(row.cost) for index, row in enumerate(compared)}, 0.012) if compared else {}
+    for index, row in enumerate(compared):
+        draw_points(right, style(row), [point(math.exp(places[index]), row.gap)] if row.gap else [])
+    front = [row for row in rows if row.best]
+    left.step([row.cost for row in front], [row.value.mean for row in front], where="post", color="0.5", linewidth=1)
+    right.axhline(0, color="0.35", linewidth=1)
+    for axes, shown in ((left, rows), (right, compared)):
+        log_axis(axes, [row.cost for row in shown] or [1.0])
+    cost, metric = "bit operations of training relative to static 8 bits", metric_name([main.cell])
+    label_axes(left, f"{main.network}: a proxy" if data.results.scale != "paper" else main.network, cost, metric, 60)
+    label_axes(right, f"against {reference(rows)}", cost, f"{metric}, difference")
+    legend(figure, (left, right), 5)
+    how = ", with its steps reduced to match the cost (interpolated)" if "equal" in reference(rows) else ""
+    return Drawing(
+        figure,
+        "Left: means over seeds with 95 % intervals; black outline and line: the Pareto front of the means; right: differences"
+        f" to {reference(rows)}, paired by seed{how}; points of nearly equal cost are drawn side by side."
+        f" {data.results.trials}; {other_networks(rows, main.network)}",
+    )
+
+
+def style_of_row(row: Row, main: str) -> Style:
+    """The style of a method; static 8 bits and other quantizers than `main` have markers of their own."""
+    label, colour, marker = FAMILIES.get(schedule_of(row.cell), (schedule_of(row.cell), "0.5", "o"))
+    quantizer = row.cell.setting("quantizer", "sbm")
+    if label in OTHER_QUANTIZERS and quantizer not in (main, "none"):
+        colour, marker = OTHER_QUANTIZERS[label]
+        marker = FORMATS.get(str(quantizer), marker)
+        label = f"{label}, {quantizer}"
+    elif matches(row.cell, STATIC):
+        label, marker = "static 8 bits, by its steps", "<"
+    return Style(label, colour, marker, "black" if row.best else None)
+
+
+def other_networks(rows: Sequence[Row], network: str) -> str:
+    """A sentence on the methods that were run on another network."""
+    names = sorted({f"{schedule_of(row.cell)} on {row.network}" for row in rows if row.network != network})
+    return f"on another network, and so without a difference: {'; '.join(names)}." if names else "one network."
+
+
+def tables(data: ItemData) -> list[Table]:
+    """The board as a table; empty if there are no runs."""
+    if not data.results.done:
+        return []
+    rows = rows_of(data)
+    longest = max((fact(row.cell, "steps") for row in rows), default=1)
+    records = [
+        {
+            "method": method_name(row.cell, longest),
+            "network and data": row.network,
+            "scale": data.results.scale or "",
+            "steps": f"{fact(row.cell, 'steps'):,}",
+            "result": number(row.value.mean),
+            "95 % interval": interval(row.value),
+            "n": str(row.value.n),
+            "cost relative to static 8 bits": number(row.cost),
+            f"difference to {reference(rows)}": signed(row.gap.mean if row.gap else None),
+            "95 % interval of the difference": interval(row.gap, signed),
+            "on the Pareto front": "yes" if row.best else "",
+        }
+        for row in rows
+    ]
+    return [Table("Our runs of all methods, cheapest first", records)]

@@ -1,0 +1,187 @@
+"""Data of an item for pictures, tables and the page: its runs in comparable groups, and differences paired by seed."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import cache
+from pathlib import Path
+from typing import Any, Optional
+
+import yaml
+
+from bitcycle.reproduction.analysis.aggregation import Cell, Results, find_results
+from bitcycle.reproduction.analysis.contrast import Pool, Selector, contrast, fact, select
+from bitcycle.reproduction.analysis.items import PUBLISHED, SWEEPS, Item, Published, read_published
+from bitcycle.reproduction.analysis.labels import our_data, our_model, panel_of
+from bitcycle.reproduction.analysis.metrics import estimate_of, readings
+from bitcycle.reproduction.analysis.preconditions import CEILING
+from bitcycle.reproduction.analysis.statistics import Estimate, over_seeds
+from bitcycle.reproduction.manifest import MANIFEST, read_manifest
+from bitcycle.sweep.registry import Sweep, read_sweep
+
+ANALYSE = "python -m bitcycle analyse"
+DESCRIPTIONS = Path(__file__).parent / "papers"
+"""PAPER.yaml describes how the items of a paper are drawn, and which of our metrics corresponds to the paper's."""
+
+
+@dataclass(frozen=True)
+class Spec:
+    """The description of an item in its paper's file."""
+
+    column: str = "final"  # column of runs.csv with the metric that the paper reports: final or best
+    cost: str = "gbitops"  # column of runs.csv with the cost: gbitops or gbitops_to_best
+    named: str = "method"  # fact that is the paper's name of a method, see `contrast.FACTS`
+    base: Optional[Selector] = None  # facts that select the baseline
+    measures: Sequence[str] = ()  # facts that are additional columns in the table of our runs
+    pictures: Sequence[Mapping[str, Any]] = ()  # kinds (`make.KINDS`) with options; the first that has runs is drawn
+
+
+@cache
+def _content(paper: str) -> dict[str, Any]:
+    path = DESCRIPTIONS / f"{paper}.yaml"
+    return dict(yaml.safe_load(path.read_text())) if path.exists() else {}
+
+
+@dataclass(frozen=True)
+class ItemData:
+    """An item with its published numbers and our runs."""
+
+    item: Item
+    results: Results  # our runs
+    published: Sequence[Published] = ()
+    digitized: Sequence[Published] = ()  # published numbers that were read from its picture
+    root: Path = Path()  # folder of the repository with its configuration and sweeps
+    file: Optional[Path] = None  # sweep file; None if it has none
+    sweep: Sweep = Sweep()  # content of the sweep file
+    pool: Pool = Pool(())  # all recorded runs, whose pooled deviation is used for settings with few seeds
+
+    @property
+    def spec(self) -> Spec:
+        """Its description in its paper's file, completed by defaults."""
+        content = _content(self.item.paper)
+        return Spec(**{**content.get("defaults", {}), **content.get("items", {}).get(self.item.name, {})})
+
+    @property
+    def commands(self) -> list[str]:
+        """The commands that train and analyse its runs, at the scale of the existing ones."""
+        name = f"{self.file.parent.name}/{self.file.stem}" if self.file else self.item.sweep
+        scale = f" scale={self.results.scale}" if self.results.scale not in (None, "paper") else ""
+        found = [f"python train.py -m +sweeps={name}{scale}"] if name else []
+        return [*found, f"{ANALYSE} {name}{scale}"] if self.sweep.analyses else found
+
+
+def gather(item: Item, pool: Pool, root: Path) -> ItemData:
+    """Collect the data of an item of a repository."""
+    file, published = item.sweep_file(root / SWEEPS), root / PUBLISHED
+    manifest = root / MANIFEST / file.parent.name / f"{file.stem}.csv" if file else Path()
+    return ItemData(
+        item,
+        find_results(read_manifest(manifest), pool.runs) if file else Results(),
+        read_published(item, published),
+        read_published(item, published, "_digitized"),
+        root,
+        file,
+        read_sweep(file) if file else Sweep(),
+        pool,
+    )
+
+
+@dataclass(frozen=True)
+class Panel:
+    """Cells with the same network and data, which can be compared; no two of them have the same runs."""
+
+    name: str  # our network and data
+    proxy_for: tuple[str, ...]  # the paper's networks and data, if ours stand in for them
+    cells: tuple[Cell, ...]  # cells with the settings of our runs, not those of the paper
+    pool: Pool
+
+    @property
+    def title(self) -> str:
+        """Our network and data, and the training length if all runs have the same."""
+        steps = {int(run.row["total_steps"]) for cell in self.cells for run in cell.runs}
+        return f"{self.name}, {steps.pop():,} steps" if len(steps) == 1 else self.name
+
+    def first(self, base: Selector | None) -> Cell | None:
+        """The cell with most runs among those that match a selector; None if there is none."""
+        found = [] if base is None else select(self.cells, base)
+        return max(found, key=lambda cell: len(cell.runs), default=None)
+
+
+def our_network(cell: Cell) -> str:
+    """Our network and data in words."""
+    skips = " with extra skips" if str(cell.actual("model")).endswith("_extra_skip") else ""
+    return f"{our_model(cell)}{skips}, {our_data(cell)}"
+
+
+def panels_of(data: ItemData, split: str = "") -> list[Panel]:
+    """The cells with runs, grouped by our network and data and by the fact `split`; cells with the same runs are merged."""
+    groups: dict[str, tuple[dict[str, None], dict[frozenset[tuple[str, str]], Cell]]] = {}
+    for cell in data.results.done:
+        extra = fact(cell, split) if split else ""
+        papers, cells = groups.setdefault(our_network(cell) + (extra and f", {extra}"), ({}, {}))
+        if cell.stand_ins:
+            papers[panel_of(cell)] = None
+        trainings = frozenset(run.training for run in cell.runs)
+        cells.setdefault(trainings, Cell({}, cell.ours, cell.runs))
+    return [Panel(name, tuple(papers), tuple(cells.values()), data.pool) for name, (papers, cells) in groups.items()]
+
+
+def by_length(panel: Panel) -> list[Panel]:
+    """Divide a panel by training length, as runs of different lengths are not compared."""
+    lengths = dict.fromkeys(cell.runs[0].row["total_steps"] for cell in panel.cells)
+    alike = (tuple(cell for cell in panel.cells if cell.runs[0].row["total_steps"] == length) for length in lengths)
+    return [replace(panel, cells=cells) for cells in alike]
+
+
+def comparable(data: ItemData, split: str = "", same_length: bool = False) -> list[Panel]:
+    """The panels in which cells can be compared with a baseline that is below the ceiling of its metric."""
+    found = panels_of(data, split)
+    if same_length:
+        found = [part for panel in found for part in by_length(panel)]
+    kept = []
+    for panel in found:
+        first = panel.first(data.spec.base)
+        accuracy = estimate_of(first, data.spec.column) if first and "accuracy" in first.runs[0].row["metric"] else None
+        if first and len(panel.cells) > 1 and not (accuracy and accuracy.mean > CEILING):
+            kept.append(panel)
+    return kept
+
+
+def differences(panel: Panel, base: Cell | None, column: str) -> dict[int, Estimate]:
+    """Index of a cell -> its difference to a baseline, paired by seed and estimated as in verdicts; without a baseline, its own
+    value."""
+    found = {}
+    for index, cell in enumerate(panel.cells):
+        if base is None and (values := readings(cell, column)):
+            found[index] = over_seeds(list(values.values()))
+        elif base and cell is not base and (gap := contrast([cell], [base], (), (column, column)).estimate(panel.pool)):
+            found[index] = gap
+    return found
+
+
+def cost_against(cell: Cell, base: Cell | None) -> float | None:
+    """Cost relative to a baseline, or to the run's static q_max if the baseline has no recorded cost."""
+    own, other = estimate_of(cell, "gbitops"), estimate_of(base, "gbitops") if base else None
+    if own and other and other.mean:
+        return own.mean / other.mean
+    relative = estimate_of(cell, "relative_to_static")
+    return relative.mean if relative else None
+
+
+def metric_name(cells: Sequence[Cell]) -> str:
+    """The main metric of the runs, with its unit."""
+    words = cells[0].runs[0].row["metric"].replace("_", " ").replace("hr10", "HR@10") if cells else "result"
+    return f"{words} (%)" if "accuracy" in words or "HR@10" in words else words
+
+
+def status_line(data: ItemData) -> str:
+    """Scale, seeds, distinct runs and cells, and what they are a proxy for; or the commands to run."""
+    results = data.results
+    if not results.done:
+        return f"no runs yet: {'; '.join(data.commands)}" if data.commands else ""
+    trainings = len({run.training for run in results.runs})
+    cells = f"{len(results.done)} of {len(results.cells)} cells"
+    parts = [f"{results.scale} scale, {results.trials}, {trainings} distinct trainings in {cells}"]
+    for panel in panels_of(data):
+        if panel.proxy_for:
+            parts.append(f"{panel.title} is a proxy for {'; '.join(panel.proxy_for)}")
+    return ". ".join(parts)

@@ -1,0 +1,155 @@
+"""`make figures`: every figure and table of the five papers from results/summary, and the page results/index.html.
+
+Nothing is trained or downloaded, and unchanged pictures are not redrawn. Items without runs show the published numbers and the
+command that trains their runs.
+"""
+
+import json
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, Optional
+
+import matplotlib
+from rich.console import Console
+from rich.progress import track
+
+from bitcycle.cache import cached
+from bitcycle.files import digest_of, read_csv, resource_root, write_csv
+from bitcycle.reproduction.analysis import history
+from bitcycle.reproduction.analysis.aggregation import Results, read_runs
+from bitcycle.reproduction.analysis.claims import read_claims
+from bitcycle.reproduction.analysis.collect import SUMMARY, curve_name
+from bitcycle.reproduction.analysis.contrast import Pool
+from bitcycle.reproduction.analysis.frozen import read_families
+from bitcycle.reproduction.analysis.items import PUBLISHED, SWEEPS, Item, read_items
+from bitcycle.reproduction.analysis.verdict import judge, write_claims
+from bitcycle.reproduction.figure import board, landscape, phases, plots, schematic
+from bitcycle.reproduction.figure.data import ItemData, gather
+from bitcycle.reproduction.figure.page import Entry, Picture, write_pages
+from bitcycle.reproduction.figure.run import bits_and_loss, bits_of_blocks, range_tests
+from bitcycle.reproduction.figure.style import Drawing, render, write_files
+from bitcycle.reproduction.figure.table import as_records, tables_of
+from bitcycle.reproduction.measurement.artifacts import ANALYSES, run_name
+from bitcycle.sweep.registry import read_sweep
+
+RESULTS = Path("results")
+FIGURES = Path("figures")
+KINDS: dict[str, Callable[..., Optional[Drawing]]] = {
+    function.__name__: function
+    for function in (
+        *(plots.tradeoff, plots.points_by_setting, plots.curves, plots.splits, board.draw_board),
+        *(landscape.contours, landscape.planes, landscape.measured),
+        *(range_tests, bits_and_loss, bits_of_blocks),
+        *(schematic.diagram, schematic.suite_picture, schematic.cosine_picture, schematic.static_and_cyclic),
+    )
+}
+"""Kind of picture -> function that draws it for an item, with the options in papers/PAPER.yaml."""
+
+
+def make_all(root: Path, target: Path, summary: Path) -> list[Entry]:
+    """Write figures and tables of every item of a repository and the results pages to `target`, using the runs in the file
+    `summary`; returns the entries of the pages."""
+    pool = Pool(read_runs(read_csv(summary, missing_ok=True), summary))
+    items = read_items(root / PUBLISHED) + board_items(root / SWEEPS)
+    tracked = track(items, "items", console=Console(stderr=True))
+    entries = [make_item(gather(item, pool, root), target / FIGURES) for item in tracked]
+    found = {entry.data.item.id: entry.data.results for entry in entries}
+    claims = judge(read_claims(root / PUBLISHED), found, pool, read_families(root / PUBLISHED))
+    write_claims(claims, target / "summary" / "claims.csv")
+    history.update(target / "summary" / "claims_history.csv", target / "summary" / "claims.csv")
+    shown = [row for row in claims if row.estimate is not None and (row.decided or row.leaning)]
+    inputs = [vars(row) for row in shown]
+    intervals = write_picture("claims", inputs, target / "pictures" / "claims", lambda: plots.forest(shown))
+    draw_phases(root, target)
+    write_pages(target, entries, claims, intervals)
+    return entries
+
+
+def draw_phases(root: Path, target: Path) -> Picture | None:
+    """Draw the phases of HLHLp by setting beside the paper's, from the runs of results/notes/hlhlp-phases.md."""
+    rows = read_csv(root / RESULTS / "summary" / "hlhlp_phases.csv", missing_ok=True)
+    table = read_csv(root / PUBLISHED / "hlhlp_table6.csv")
+    published = [float(row["value"]) for row in table if row["group"].startswith("(A)")]
+    path = target / "pictures" / "hlhlp_phases"
+    return write_picture(
+        "hlhlp-phases", [rows, published], path, lambda: phases.phases_beside_the_paper(rows, published)
+    )
+
+
+def board_items(sweeps: Path) -> list[Item]:
+    """The boards, which compare accuracy and cost of all methods and belong to no paper."""
+    named = ((file.stem, read_sweep(file)) for file in sorted((sweeps / "board").glob("*.yaml")))
+    titles = ((name, sweep.title.partition(": ")[2] or sweep.title) for name, sweep in named)
+    return [Item("board", name, "board", title, f"board/{name}") for name, title in titles]
+
+
+def make_item(data: ItemData, folder: Path) -> Entry:
+    """Write the picture of an item, if it has one, and its tables as CSV; returns its entry."""
+    item, path = data.item, folder / data.item.paper / data.item.name
+    picture = None
+    if data.spec.pictures:
+        picture = write_picture(item.id, inputs_of(data), path, lambda: draw_item(data))
+    tables = board.tables(data) if item.paper == "board" else tables_of(data)
+    records, table, page = as_records(tables), *(path.with_name(f"{path.name}.{ending}") for ending in ("csv", "md"))
+    if records:
+        write_csv(table, list(dict.fromkeys(name for record in records for name in record)), records)
+    files = (*(picture.files if picture else ()), *([table] if records else ()), page)  # written by `write_pages`
+    return Entry(data, tables, picture, files)
+
+
+# Pictures
+
+
+def draw_item(data: ItemData) -> Drawing | None:
+    """Draw the first picture in an item's description whose runs exist; None if there is none. Runs are only drawn if at least
+    half of the cells have some. The title, of one line, says whether they are a proxy for the paper's."""
+    if 2 * len(data.results.done) < len(data.results.cells):
+        data = replace(data, results=Results(None, tuple(replace(cell, runs=()) for cell in data.results.cells)))
+    descriptions = ({**picture} for picture in data.spec.pictures)
+    drawings = (KINDS[picture.pop("kind")](data, **picture) for picture in descriptions)
+    drawing = next((drawing for drawing in drawings if drawing is not None), None)
+    if drawing is not None:
+        proxy = ", proxy" if any(cell.stand_ins for cell in data.results.done) else ""
+        ours = f" ({data.results.scale} scale{proxy})" if data.results.done else ""
+        text = f"{data.item.id}: {data.item.title}{ours or (' (published)' if data.results.cells else '')}"
+        drawing.figure.suptitle(text, fontsize=min(10.0, drawing.figure.get_figwidth() * 118 / len(text)))
+    return drawing
+
+
+def inputs_of(data: ItemData) -> list[Any]:
+    """Everything that the picture of an item depends on, except code."""
+    runs = []
+    for run in data.results.runs:
+        files = [run.curves / curve_name(run.row)]
+        files += sorted((run.curves.parent / ANALYSES).glob(f"{run_name(run.row)}-*.csv"))
+        runs.append([dict(run.row), digest_of(files)])
+    cells = [[cell.paper, [run.training for run in cell.runs]] for cell in data.results.cells]
+    noise = sorted({data.pool.deviation(run, "final") for run in data.results.runs}, key=str)
+    return [data.item.title, data.results.scale, cells, runs, list(data.published), list(data.digitized), noise]
+
+
+def write_picture(name: str, inputs: list[Any], path: Path, draw: Callable[[], Drawing | None]) -> Picture | None:
+    """Write a picture to `path` with the suffixes .png and .svg, drawing it only if inputs or code have changed. If `draw`
+    returns None there is no picture, and stale files are removed."""
+
+    def rendered() -> tuple[str, dict[str, bytes]]:
+        drawing = draw()
+        return (drawing.caption, render(drawing.figure)) if drawing else ("", {})
+
+    identity = json.dumps([matplotlib.__version__, name, inputs], sort_keys=True, default=str)
+    caption, content = cached("picture", identity, rendered)
+    files = write_files(path, content)
+    return Picture(files, caption, f"{name}. {caption}") if content else None
+
+
+def main() -> None:
+    """Make all results of this repository."""
+    entries = make_all(resource_root(), RESULTS, SUMMARY)
+    drawn = sum(entry.picture is not None for entry in entries)
+    with_runs = sum(bool(entry.data.results.done) for entry in entries)
+    print(f"{RESULTS / 'index.html'}: {len(entries)} items, {drawn} pictures, {with_runs} with runs of ours")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,194 @@
+"""The results pages, rendered from templates: index.html, which can be read offline, README.md, and a page for each item."""
+
+import os
+import re
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any, Optional
+
+import jinja2
+import yaml
+from PIL import Image
+
+from bitcycle.dataset import DATASETS
+from bitcycle.reproduction.analysis.items import PAPERS, PUBLISHED
+from bitcycle.reproduction.analysis.verdict import EXPLORATORY, UNDECIDED, VERDICTS, ClaimResult
+from bitcycle.reproduction.figure.data import ItemData, status_line
+from bitcycle.reproduction.figure.table import Table, as_markdown, number, signed
+
+HERE = Path(__file__).parent
+LINKS = {
+    "better": "https://arxiv.org/abs/2403.02243",
+    "cpt": "https://arxiv.org/abs/2101.09868",
+    "partial": "https://openreview.net/forum?id=H6ZWlQrPGS2",
+    "fractrain": "https://arxiv.org/abs/2012.13113",
+}
+"""Links to the papers; we know of no free copy of HLHLp."""
+BOARD = "Board: accuracy against training cost of all methods, which no paper compares"
+
+
+@dataclass(frozen=True)
+class Picture:
+    """A picture: its files, PNG first, its caption and its alternative text."""
+
+    files: Sequence[Path]
+    caption: str
+    alt: str
+
+    @property
+    def size(self) -> tuple[int, int]:
+        """Width and height in pixels."""
+        with Image.open(self.files[0]) as image:
+            return image.size
+
+
+@dataclass(frozen=True)
+class Entry:
+    """An item on the results page: its data, tables, picture and files, the last of which is its own page."""
+
+    data: ItemData
+    tables: Sequence[Table]
+    picture: Optional[Picture]
+    files: tuple[Path, ...]
+
+    @property
+    def status(self) -> str:
+        """The kind of the item and the state of its runs."""
+        kind = self.data.item.kind.replace("-", " ").capitalize()
+        return f"{kind}. {status_line(self.data) or 'Computed from the code, no training'}"
+
+    @property
+    def listing(self) -> str:
+        """Its listing, if any: an algorithm, or the datasets of this repository (hlhlp, appendix C)."""
+        if self.data.item.id == "hlhlp/appC":
+            return "\n".join(f"dataset={name:20} {preset.summary}" for name, preset in DATASETS.items())
+        return str(yaml.safe_load((HERE / "listings.yaml").read_text()).get(self.data.item.id, ""))
+
+    @property
+    def links(self) -> list[tuple[str, Path]]:
+        """Names and paths of its files."""
+        data, item = self.data, self.data.item
+        found = [(file.suffix[1:].upper(), file) for file in self.files]
+        found += [("sweep file", data.file)] if data.file else []
+        published = data.root / PUBLISHED / f"{item.paper}_{item.name}.csv"
+        return found + ([("published numbers", published)] if data.published else [])
+
+
+def environment(folder: Path) -> jinja2.Environment:
+    """The template environment; links are relative to `folder`."""
+    escaped = jinja2.select_autoescape(["html.j2"])
+    loader = jinja2.FileSystemLoader(HERE)
+    made = jinja2.Environment(loader=loader, autoescape=escaped, trim_blocks=True, keep_trailing_newline=True)
+    made.filters["cell"] = lambda text: str(text).replace("|", "\\|").replace("\n", " ")
+    made.filters["markdown"] = as_markdown
+    made.filters["is_number"] = lambda text: bool(re.fullmatch(r"[+-]?[\d.]+(e[+-]?\d+)?", text))
+    made.filters["relative"] = lambda file: Path(os.path.relpath(file, folder)).as_posix()
+    return made
+
+
+# Claims
+
+
+def claim_words(row: ClaimResult) -> dict[str, Any]:
+    """A row of claims.csv with its displayed texts."""
+    kind, words = row.verdict.replace(" ", "-"), row.verdict
+    if row.verdict == "computed" and row.holds is not None:
+        kind, words = ("holds", "computed: holds") if row.holds else ("fails", "computed: fails")
+    elif row.leaning and not row.decided:
+        of = "exploratory, " if row.verdict == EXPLORATORY else ""
+        kind, words = f"{row.leaning} leaning", f"{of}leaning: {row.leaning}"
+    size = {None: "", True: "inside", False: "excluded"}[row.published_inside]
+    texts = {"kind": kind, "verdict_words": words, "estimate_words": estimate(row), "details": details(row)}
+    shown = {**texts, "published_size": size}
+    return {**asdict(row), **shown}
+
+
+def _state(row: ClaimResult) -> int:
+    """The rank of a verdict in the table: decided, computed, leaning, undecided, exploratory, and those without a test."""
+    decided = ("supported", "supported in part", "contradicted")
+    order = [
+        "computed",
+        "leaning",
+        UNDECIDED,
+        *(name for name in VERDICTS if name not in (*decided, "computed", UNDECIDED)),
+    ]
+    word = "leaning" if row.verdict == UNDECIDED and row.leaning else row.verdict
+    return 0 if word in decided else 1 + order.index(word)
+
+
+def estimate(row: ClaimResult) -> str:
+    """Format the estimate of a claim with its interval and unit."""
+    if row.estimate is None:
+        return ""
+    interval = "" if row.low is None or row.high is None else f" [{signed(row.low)}, {signed(row.high)}]"
+    return f"{signed(row.estimate)}{interval} {row.unit}".strip()
+
+
+def details(row: ClaimResult) -> str:
+    """Scope, rule, numbers of seeds and runs, p-values, published effect and reason, in sentences."""
+    numbers = (
+        (row.level, f"{100 * (row.level or 0):.0f} % interval"),
+        (row.n, f"n = {row.n}"),
+        (row.trainings, f"{row.trainings} distinct trainings"),
+        (row.p_raw, f"p = {number(row.p_raw)}"),
+        (row.p_corrected, f"corrected p = {number(row.p_corrected)}"),
+        (row.margin, f"margin {number(row.margin)}"),
+        (row.power, f"power {row.power or 0:.2f} at the published effect"),
+        (row.seeds_needed, f"{row.seeds_needed} seeds would decide an effect of the published size"),
+    )
+    counts = ", ".join(words for value, words in numbers if value is not None)
+    published = f"Published: {row.published_effect}" if row.published_effect else ""
+    if row.published_inside is not None:
+        published += " (inside of the interval)" if row.published_inside else " (excluded by the interval)"
+    parts = [row.scope[:1].upper() + row.scope[1:], row.rule, counts, published, row.reason]
+    return ". ".join(part.rstrip(". ") for part in parts if part) + "."
+
+
+# Rendering
+
+
+def write_pages(
+    folder: Path, entries: Sequence[Entry], claims: Sequence[ClaimResult], forest: Picture | None = None
+) -> None:
+    """Write index.html, README.md and the page of each item to a folder; `forest` is the plot of claim intervals."""
+    order = {name: place for place, name in enumerate(dict.fromkeys(row.claim_id for row in claims))}
+    rows = [claim_words(row) for row in sorted(claims, key=lambda row: (_state(row), order[row.claim_id]))]
+    papers: dict[str, list[Entry]] = {}
+    for entry in sorted(entries, key=lambda entry: entry.data.item.paper != "board"):
+        papers.setdefault(entry.data.item.paper, []).append(entry)
+    context = {
+        "summary": summary_of(entries, len(order)),
+        "notes": sorted(path.name for path in (folder / "notes").glob("*.md")),
+        "claims": rows,
+        "counts": sorted(Counter((row["verdict_words"], row["kind"]) for row in rows).items()),
+        "filters": [
+            (name, sorted({row[name] for row in rows} - {""}))
+            for name in ("paper", "verdict", "published_size", "scope")
+        ],
+        "forest": forest,
+        "papers": papers,
+        "titles": {**PAPERS, "board": BOARD},
+        "links": LINKS,
+        "style": (HERE / "page.css").read_text(),
+        "script": (HERE / "page.js").read_text(),
+    }
+    folder.mkdir(parents=True, exist_ok=True)
+    templates = environment(folder)
+    for name in ("index.html", "README.md"):
+        (folder / name).write_text(templates.get_template(f"{name}.j2").render(context))
+    for entry in entries:
+        entry.files[-1].parent.mkdir(parents=True, exist_ok=True)
+        entry.files[-1].write_text(templates.get_template("item.md.j2").render(entry=entry, claims=rows))
+
+
+def summary_of(entries: Sequence[Entry], claims: int) -> str:
+    """Numbers of items, runs and claims, in one sentence."""
+    entries = [entry for entry in entries if entry.data.item.paper in PAPERS]
+    done = [entry.data.results for entry in entries if entry.data.results.done]
+    trainings = {(run.row["scale"], *run.training) for results in done for run in results.runs}
+    scales = sorted({str(results.scale) for results in done})
+    words = f" ({', '.join(scales)} scale)" if scales else ""
+    counts = f"{len(done)} with runs of ours{words}: {len(trainings)} distinct trainings. {claims} claims."
+    return f"{len(entries)} figures, tables and listings, {counts}"

@@ -1,0 +1,294 @@
+"""The tables of an item: the published numbers, next to ours if network, data and scale are the paper's; and all of our runs.
+
+A row of published numbers never shows runs of another network, dataset or scale. The table of our runs states these in every row
+and lists each run once.
+"""
+
+from collections import defaultdict
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from typing import NamedTuple
+
+from rich.table import Table as Shown
+
+from bitcycle.files import resource_root
+from bitcycle.reproduction.analysis import labels
+from bitcycle.reproduction.analysis.aggregation import Cell, Results, Run, read_runs
+from bitcycle.reproduction.analysis.collect import SUMMARY, summary_row
+from bitcycle.reproduction.analysis.contrast import Pool, fact
+from bitcycle.reproduction.analysis.items import PUBLISHED, Item, Published, read_items
+from bitcycle.reproduction.analysis.metrics import EVALUATED, PHASE, estimate_of
+from bitcycle.reproduction.analysis.statistics import Estimate
+from bitcycle.reproduction.figure.data import (
+    ItemData,
+    Panel,
+    Spec,
+    by_length,
+    differences,
+    gather,
+    our_network,
+    panels_of,
+)
+from bitcycle.schedule import SUITE
+from bitcycle.training.display import console
+from bitcycle.training.run_folder import RunFolder
+
+MACS_PER_GBITOP = 1e9 / 32**2
+"""Effective MACs per GBitOp in FracTrain: a float MAC has 32 x 32 bit operations."""
+LABELS = ("group", "model", "dataset", "method", "schedule", "fw_bits", "bw_bits", "setting", "metric", "unit")
+COLUMNS = {
+    "top5_accuracy": (f"{EVALUATED}test_accuracy_top5", 1.0),
+    "wer": (f"{EVALUATED}test_wer", 1.0),
+    "training_speed": ("steps_per_second", 1.0),
+    "identified_lower_bound": ("q_min", 1.0),
+    "parameters": ("parameters", 1e-6),
+    "energy": ("energy_j", 1e-3),
+}
+"""Published metric other than the main metric of a run -> our metric, see `metrics.reading`, and its factor."""
+MAIN = ("test_accuracy", "top1_accuracy", "perplexity", "test_perplexity", "cer", "hr_at_10", "map")
+"""Published names of the main metric of a run."""
+WORDS = {"range_min": "from", "range_max": "to", "~": "about", "<=": "at most", ">": "more than", "<": "below"}
+"""Relation of the true value to a printed number -> words that precede the number."""
+
+
+class Table(NamedTuple):
+    """A table of text: its caption, and its rows as heading -> cell."""
+
+    caption: str
+    records: Sequence[Mapping[str, str]]
+
+    @property
+    def headings(self) -> list[str]:
+        """Headings of the columns."""
+        return list(self.records[0]) if self.records else []
+
+    @property
+    def rows(self) -> list[list[str]]:
+        """Cells of the rows."""
+        return [list(record.values()) for record in self.records]
+
+    @classmethod
+    def without_empty(cls, caption: str, records: Sequence[Mapping[str, str]], always: Collection[str]) -> "Table":
+        """A table without empty columns, except for those in `always`."""
+        kept = [name for name in records[0] if name in always or any(one[name] for one in records)] if records else []
+        return cls(caption, [{name: record[name] for name in kept} for record in records])
+
+
+def tables_of(data: ItemData) -> list[Table]:
+    """The non-empty tables of an item: published numbers and our runs."""
+    return [table for table in (published_table(data), our_table(data)) if table.records]
+
+
+# Published numbers
+
+
+def published_table(data: ItemData) -> Table:
+    """The published numbers with their deviations, next to ours if network, data and scale are the paper's."""
+    rows = [row for row in [*data.published, *data.digitized] if row["metric"] != "none_stated"]
+    ours = [our_value(row, data) for row in rows]
+    matched = any(one is not None for one in ours)
+    records = [
+        {
+            **{name.replace("_", " "): row[name] for name in LABELS},
+            "published": as_printed(row),
+            "published deviation": row["std"],
+            **comparison(row, one),
+        }
+        for row, one in zip(rows, ours)
+    ]
+    caption = "Published numbers" + (" and ours at the paper's setting" if matched else "")
+    return Table.without_empty(caption, records, {"metric", "unit", "published", *(COMPARED if matched else ())})
+
+
+def our_value(row: Published, data: ItemData) -> Estimate | None:
+    """Our value of a published number; None unless network, data and scale are the paper's and it refers to a single cell.
+
+    The column `settings` of the number selects the cell by settings of the sweep (an empty value: not set by it); `phase`, from
+    1, selects the end of a phase.
+    """
+    wanted = dict(word.split("=", 1) for word in row.get("settings", "").split())
+    phase = wanted.pop("phase", None)
+    if data.results.scale != "paper" or not wanted:
+        return None
+    alike = [cell for cell in data.results.done if all(cell.paper.get(key, "") == text for key, text in wanted.items())]
+    if len({tuple(run.training for run in cell.runs) for cell in alike}) != 1 or alike[0].stand_ins:
+        return None
+    return measure(row, alike[0], data.spec, phase)
+
+
+def as_printed(row: Published) -> str:
+    """A published number as printed, with its correction if the paper contradicts itself."""
+    text = row["printed"] or (number(float(row["value"])) if row["value"] else "")
+    meant = row["corrected_value"]
+    return f"{WORDS.get(row['relation'], '')} {text}".strip() + (f" (meant: {meant})" if meant else "")
+
+
+COMPARED = ("ours", "deviation", "n", "difference")
+
+
+def comparison(row: Published, ours: Estimate | None) -> dict[str, str]:
+    """The columns COMPARED: our value, its deviation, number of seeds, and its difference to the published number."""
+    if ours is None:
+        return dict.fromkeys(COMPARED, "")
+    text = row["corrected_value"] or row["value"]
+    gap = ours.mean - float(text) if text and row["relation"] in ("=", "~") else None
+    return dict(zip(COMPARED, (number(ours.mean), number(ours.deviation), str(ours.n), signed(gap))))
+
+
+def measure(row: Published, cell: Cell, spec: Spec, phase: str | None) -> Estimate | None:
+    """The value of a published metric in a cell, at the end of a phase or of the run."""
+    metric, cost = row["metric"], spec.cost
+    if metric in MAIN:
+        share = not row["unit"] and phase is None
+        return estimate_of(cell, spec.column if phase is None else f"{PHASE}{phase}", 0.01 if share else 1.0)
+    if metric in ("energy", "latency") and cell.runs[0].row.get("hardware") not in ("bitfusion", "zc706", "all"):
+        return None
+    seconds = {"min": 60, "hour": 3600}.get(row["unit"], 1)
+    costs = {"gbitops": (cost, 1.0), "effective_macs": (cost, MACS_PER_GBITOP), "latency": ("latency_s", 1 / seconds)}
+    return estimate_of(cell, *{**COLUMNS, **costs}.get(metric, ("", 1.0)))
+
+
+# Our runs
+
+
+def our_table(data: ItemData) -> Table:
+    """Our runs, one row per setting: network, data, scale, steps, the metric over seeds, and its difference to the baseline."""
+    shown = panels_of(data)
+    parts = [part for panel in shown for part in by_length(panel)]
+    records = [record for part in parts for record in our_records(part, data.results.scale or "", data.spec)]
+    proxies = sorted({name for panel in shown for name in panel.proxy_for})
+    words = f", proxies for {'; '.join(proxies)}" if proxies else ""
+    return Table.without_empty(f"Our runs{words}; each training once", records, data.spec.measures)
+
+
+SETTINGS = {
+    **dict.fromkeys(SUITE, "{cycles} cycles"),
+    **dict.fromkeys(labels.GATED, "cp {target}"),
+    **dict.fromkeys(labels.PHASED, "bits {bits}"),
+    "deficit": "window {start} to {end} ({unit}s)",
+    "delayed": "starts at {start} of the run",
+    "pfq": "epsilon {epsilon}, alpha {alpha}",
+    "partial_pretrain": "{split} of the steps in full precision",
+}
+"""Settings that distinguish cells of a schedule, besides their bits."""
+
+
+def setting_words(cell: Cell) -> str:
+    """The settings that distinguish a cell from others with its schedule; missing ones are shown as dashes."""
+    known = defaultdict(lambda: "-", cell.runs[0].settings.get("schedule", {}))
+    words = [SETTINGS.get(labels.schedule_of(cell), "").format_map(known)]
+    special = {"quantizer": "sbm", "dataset.part": "all", "model.aggregation": None}
+    found = {key: cell.setting(key, usual) for key, usual in special.items()}
+    words += [str(value).replace("_", " ") for key, value in found.items() if value != special[key]]
+    return ", ".join(filter(None, words))
+
+
+def our_records(panel: Panel, scale: str, spec: Spec) -> Iterator[dict[str, str]]:
+    """The rows of a panel in the table of our runs."""
+    base = panel.first(spec.base)
+    gaps = differences(panel, base, spec.column) if base else {}
+    for index, cell in enumerate(panel.cells):
+        row, (network, _, rest) = cell.runs[0].row, our_network(cell).partition(", ")
+        ours, gap, cost = estimate_of(cell, spec.column), gaps.get(index), estimate_of(cell, "relative_to_static")
+        yield {
+            "network": network,
+            "data": rest,
+            "scale": f"{scale}, proxy" if panel.proxy_for else scale,
+            "steps": row["total_steps"],
+            "method": fact(cell, spec.named),
+            "schedule": labels.schedule_of(cell),
+            "forward bits": labels.forward_bits(cell),
+            "gradient bits": labels.backward_bits(cell),
+            "setting": setting_words(cell),
+            "metric": row["metric"],
+            "ours": number(ours.mean if ours else None),
+            "deviation": number(ours.deviation if ours else None),
+            "n": str(ours.n) if ours else "",
+            "difference to baseline": "baseline" if cell is base else signed(gap.mean if gap else None),
+            "95 % interval": interval(gap, signed),
+            "cost relative to static": number(cost.mean if cost else None),
+            **{name: fact(cell, name) for name in spec.measures},
+        }
+
+
+# Formats
+
+ROUNDING = 1e-9
+"""Smaller numbers are rounding errors of zero."""
+
+
+def number(value: float | None) -> str:
+    """Format a number with about three significant digits.
+
+    >>> number(92.2345), number(0.0012), number(2.67e8), number(None), number(-2.4e-15)
+    ('92.23', '0.0012', '2.67e+08', '', '0.00')
+    """
+    if value is None:
+        return ""
+    value = 0.0 if abs(value) < ROUNDING else value
+    size = abs(value)
+    if size >= 1e5 or 0 < size < 0.01:
+        return f"{value:.3g}"
+    return f"{value + 0.0:.3f}" if 0 < size < 1 else f"{value + 0.0:.2f}"
+
+
+def signed(value: float | None) -> str:
+    """Format a difference with its sign.
+
+    >>> signed(1.5), signed(-0.25), signed(None)
+    ('+1.50', '-0.250', '')
+    """
+    return ("+" if (value or 0) > ROUNDING else "") + number(value)
+
+
+def interval(value: Estimate | None, written: Callable[[float | None], str] = number) -> str:
+    """Format the confidence interval of an estimate; empty if it has none."""
+    ends = None if value is None else value.interval()
+    return "" if ends is None else f"{written(ends[0])} to {written(ends[1])}"
+
+
+def as_markdown(table: Table) -> str:
+    """Format a table as Markdown."""
+    lines = [table.headings, ["---"] * len(table.headings), *table.rows]
+    return "\n".join("| " + " | ".join(cell.replace("|", "\\|") for cell in line) + " |" for line in lines) + "\n"
+
+
+def as_records(tables: Sequence[Table]) -> list[dict[str, str]]:
+    """The rows of several tables with a column that names their source, for the CSV file of an item."""
+    names = ["published" if table.caption.startswith("Published") else "ours" for table in tables]
+    return [{"source": name, **record} for name, table in zip(names, tables) for record in table.records]
+
+
+# At the end of a sweep
+
+
+def show_sweep(name: str, folders: Iterable[RunFolder]) -> None:
+    """Print the tables of a sweep with these runs; `name` is that of its file, empty if it has none."""
+    screen = console(180)
+    for table in sweep_tables(name, folders):
+        shown = Shown(*table.headings, title=table.caption, title_justify="left")
+        for row in table.rows:
+            shown.add_row(*row)
+        screen.print(shown)
+
+
+def sweep_tables(name: str, folders: Iterable[RunFolder]) -> list[Table]:
+    """The tables of the items of a sweep with only these runs; if there are none, one row per setting of the finished runs."""
+    rows = [summary_row(folder) for folder in folders if folder.state() == "done" and folder.config.exists()]
+    runs, root = read_runs(rows, SUMMARY), resource_root()
+    items = [item for item in read_items(root / PUBLISHED) if runs and name and item.sweep == name]
+    known = [gather(item, Pool(runs), root) for item in items]
+    found = [table for data in known if data.results.done for table in tables_of(data)]
+    return found or [
+        table
+        for scale in dict.fromkeys(run.row["scale"] for run in runs)
+        for table in tables_of(ItemData(Item("", "", "", "", ""), Results(scale, settings_of(runs, scale))))
+    ]
+
+
+def settings_of(runs: Iterable[Run], scale: str) -> tuple[Cell, ...]:
+    """The runs of a scale, with one cell per setting."""
+    groups: dict[str, list[Run]] = defaultdict(list)
+    for run in runs:
+        if run.row["scale"] == scale:
+            groups[run.row["hash"]].append(run)
+    return tuple(Cell({}, {}, tuple(group)) for group in groups.values())

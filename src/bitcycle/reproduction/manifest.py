@@ -1,0 +1,156 @@
+"""Manifests, which assign runs to the cells of a figure or table: results/manifest/PAPER/ITEM.csv.
+
+They are written when a sweep is planned or launched; `python -m bitcycle.reproduction.manifest [SCALE ...]` plans every sweep
+and trains nothing. Figures, tables and verdicts join recorded runs with them and compose no configurations. There is
+one row per cell and scale; a cell is one configuration of the paper, with all its seeds. If a sweep assigns another run
+to a cell, the old run no longer counts in tables and verdicts; its row is kept, marked with the date, as long as the
+run is in the summary.
+"""
+
+import contextlib
+import json
+import sys
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from datetime import date
+from pathlib import Path
+
+from bitcycle.errors import EXIT_DONE
+from bitcycle.files import read_csv, write_csv
+from bitcycle.settings import SettingError
+from bitcycle.sweep.composition import composing
+from bitcycle.sweep.grid import Overrides, substitute
+from bitcycle.sweep.registry import SCALES, Compose, Sweep, read_sweep, sweep_files
+from bitcycle.training.plan import hash_of
+
+MANIFEST = Path("results/manifest")
+COLUMNS = ("scale", "cell", "hash", "seeds", "proxy", "superseded", "paper", "ours")
+NAMED = ("model", "dataset", "quantizer", "schedule")
+"""Groups whose choices are recorded in every row, even if the sweep leaves them at their defaults."""
+
+
+@dataclass(frozen=True)
+class Place:
+    """A cell of an item at a scale, and its run."""
+
+    scale: str
+    cell: int  # its number in the sweep
+    hash: str  # of the run, excluding the seed; empty if it cannot be composed yet or the scale omits the cell
+    seeds: tuple[int, ...]
+    proxy: str  # NETWORK, DATASET[, N samples] if these differ from the paper's
+    superseded: str  # date when the sweep assigned another run to the cell; empty for the current run
+    paper: Mapping[str, str]  # settings of the cell in the paper
+    ours: Mapping[str, str]  # settings at this scale; empty if the scale omits the cell
+
+
+def plan_cells(sweep: Sweep, scale: str, compose: Compose) -> list[Place]:
+    """Every cell of a sweep at a scale, in the order of its grids; combinations with different seeds share a cell."""
+    paper = sweep.replacements("paper")
+    cells: dict[str, tuple[Overrides, Overrides, set[int]]] = {}
+    for settings, trained in sweep.combinations(scale):
+        published = substitute({key: value for key, value in settings.items() if key != "seed"}, paper)
+        ours = {} if trained is None else {"scale": scale, **trained}
+        own = ours.pop("seed", None)
+        planned = range(sweep.trials.get(scale, 1) if ours else 0) if own is None else [int(own)]
+        cells.setdefault(json.dumps(published, sort_keys=True), (published, ours, set()))[-1].update(planned)
+    return [_place(number, scale, *cell, compose) for number, cell in enumerate(cells.values(), start=1)]
+
+
+def _place(
+    number: int, scale: str, published: Overrides, ours: Overrides, seeds: Collection[int], compose: Compose
+) -> Place:
+    there, here = compose({"scale": "paper", **published}), compose(ours) if ours else "omitted at this scale"
+    if not isinstance(there, str):
+        published = {**{group: getattr(there, group).name for group in NAMED}, **published}
+    name, proxy = "", ""
+    if not isinstance(here, str):
+        with contextlib.suppress(SettingError):  # its initial weights do not exist yet
+            name = hash_of(here)
+        if here.scale != "paper" or any(getattr(here, group).name != published[group] for group in NAMED[:2]):
+            samples = getattr(here.dataset, "train_samples", None)
+            proxy = f"{here.model.name}, {here.dataset.name}" + (f", {samples} samples" if samples else "")
+    return Place(scale, number, name, tuple(sorted(seeds)), proxy, "", published, ours)
+
+
+def record(
+    name: str, sweep: Sweep, scale: str, compose: Compose, folder: Path = MANIFEST, recorded: Collection[str] = ()
+) -> list[Place]:
+    """Update the rows of one scale in the manifest of a sweep PAPER/ITEM; returns the rows of all scales.
+
+    `recorded` are the hashes of finished runs, whose superseded rows are kept.
+    """
+    path = folder / f"{name}.csv"
+    old = read_manifest(path)
+    current = [place for place in old if place.scale == scale and not place.superseded]
+    known = {frozenset(place.ours.items()): place.hash for place in current if place.ours}
+    planned = [
+        replace(place, hash=place.hash or known.get(frozenset(place.ours.items()), ""))
+        for place in plan_cells(sweep, scale, compose)
+    ]
+    superseded = set(recorded) - {place.hash for place in planned}
+    gone = [
+        replace(place, superseded=place.superseded or date.today().isoformat())
+        for place in old
+        if place.scale == scale and place.hash in superseded
+    ]
+    others = [place for place in old if place.scale != scale]
+    rows = sorted([*others, *planned, *gone], key=lambda row: (SCALES.index(row.scale), bool(row.superseded), row.cell))
+    if rows != old:
+        write_csv(path, COLUMNS, map(_texts, rows))
+    return rows
+
+
+def _texts(place: Place) -> dict[str, object]:
+    settings = {name: json.dumps(getattr(place, name), separators=(",", ":")) for name in ("paper", "ours")}
+    return {**vars(place), "seeds": " ".join(map(str, place.seeds)), **settings}
+
+
+def read_manifest(path: Path) -> list[Place]:
+    """The rows of an item's manifest; empty if there is no file."""
+    return [
+        Place(
+            **{name: row[name] for name in ("scale", "hash", "proxy", "superseded")},
+            cell=int(row["cell"]),
+            seeds=tuple(map(int, row["seeds"].split())),
+            paper=json.loads(row["paper"]),
+            ours=json.loads(row["ours"]),
+        )
+        for row in read_csv(path, missing_ok=True)
+    ]
+
+
+def record_launch(name: str, scale: str, launched: Iterable[str], compose: Compose, root: Path) -> None:
+    """Update the manifest of a sweep PAPER/ITEM if it lacks one of the launched runs, given by their hashes."""
+    known = {place.hash for place in read_manifest(root / MANIFEST / f"{name}.csv") if place.scale == scale}
+    path = root / "sweeps" / f"{name}.yaml"
+    if path.exists() and not set(launched) <= known:
+        record(name, read_sweep(path), scale, compose, root / MANIFEST, recorded_hashes(root, scale))
+
+
+def recorded_hashes(root: Path, scale: str) -> set[str]:
+    """Hashes of the finished runs at a scale, from results/summary/runs.csv."""
+    rows = read_csv(root / "results" / "summary" / "runs.csv", missing_ok=True)
+    return {row["hash"] for row in rows if row["scale"] == scale}
+
+
+def record_all(root: Path, scales: Sequence[str] = SCALES) -> int:
+    """Write the manifests of all sweeps of a repository; returns the number of cells."""
+    recorded = {scale: recorded_hashes(root, scale) for scale in scales}
+    cells = 0
+    with composing(root / "conf") as compose:
+        for name, path in sweep_files(root).items():
+            for scale in scales:
+                rows = record(name, read_sweep(path), scale, compose, root / MANIFEST, recorded[scale])
+                cells += sum(row.scale == scale and not row.superseded for row in rows)
+    return cells
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Plan all sweeps of this repository at the scales on the command line, by default all."""
+    scales = tuple(sys.argv[1:] if arguments is None else arguments) or SCALES
+    print(f"{MANIFEST}: {record_all(Path.cwd(), scales)} cells at {', '.join(scales)} scale")
+    return EXIT_DONE
+
+
+if __name__ == "__main__":
+    sys.exit(main())

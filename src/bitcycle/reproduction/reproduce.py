@@ -1,0 +1,97 @@
+"""`make reproduce SCALE=smoke`: train every run of every sweep at a scale, then make all analyses, figures and tables.
+
+After an interruption, the same command resumes. The output is in results/reproduce/SCALE, separate from the committed results:
+`index.html`, `figures/` and `summary/`. The run folders are those of the sweeps.
+"""
+
+import argparse
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+from rich.table import Table
+
+from bitcycle.errors import EXIT_DONE, EXIT_FAILED, EXIT_INTERRUPTED
+from bitcycle.files import resource_root
+from bitcycle.guard import guarded
+from bitcycle.reproduction.analysis.collect import RUNS, collect
+from bitcycle.reproduction.campaign import Campaign, Part, train
+from bitcycle.reproduction.figure.make import make_all
+from bitcycle.reproduction.figure.page import Entry
+from bitcycle.reproduction.manifest import record_all
+from bitcycle.reproduction.measurement.after_sweep import analyse, sweeps_with_analyses
+from bitcycle.signals import stop_at_once
+from bitcycle.sweep.composition import composing
+from bitcycle.sweep.execution import worst
+from bitcycle.sweep.local import LocalPool, useful_workers
+from bitcycle.sweep.registry import SCALES, sweep_files
+from bitcycle.training.display import console, set_up_console
+
+OUTPUT = Path("results/reproduce")
+
+
+def reproduce(root: Path, scale: str, pool: LocalPool) -> int:
+    """Train, analyse and draw what is in a repository; the exit code is 0 if every item is complete."""
+    trained = train_all(root, scale, pool)
+    if trained == EXIT_INTERRUPTED:
+        return trained
+    analysed, entries = draw_all(root, scale, OUTPUT / scale)
+    console(120).print(items_table(entries, scale))
+    complete = EXIT_FAILED if any(problem_of(entry, scale) for entry in entries) else EXIT_DONE
+    return worst([trained, analysed, complete])
+
+
+def draw_all(root: Path, scale: str, target: Path) -> tuple[int, list[Entry]]:
+    """Make the analyses, figures and tables of all finished runs of a scale in the folder `target`; returns the exit code of the
+    analyses, and the items."""
+    settings = {"scale": scale, "results_root": str(RUNS)}
+    analysed = analyse(sweeps_with_analyses(root), settings, root / "conf")
+    record_all(root, (scale,))
+    summary = target / "summary" / "runs.csv"
+    collect(RUNS / scale, summary)
+    return analysed, make_all(root, target, summary)
+
+
+def train_all(root: Path, scale: str, pool: LocalPool) -> int:
+    """Train every unfinished run of every sweep; returns the worst exit code."""
+    parts = [Part(name, scale=scale) for name in sweep_files(root)]
+    with composing(root / "conf") as compose:
+        return train(Campaign(root, parts, str(RUNS), compose), pool)
+
+
+def problem_of(entry: Entry, scale: str) -> str:
+    """What an item lacks after everything was drawn; empty if it is complete."""
+    item, results = entry.data.item, entry.data.results
+    if item.sweep and results.scale != scale:
+        return "no runs"
+    missing = len(results.cells) - len(results.done)
+    return f"{missing} cells without runs" if missing else ""
+
+
+def items_table(entries: Sequence[Entry], scale: str) -> Table:
+    """One row for each item."""
+    table = Table("item", "cells with runs", "files", "state", title=f"{len(entries)} items at scale {scale}")
+    for entry in entries:
+        results = entry.data.results
+        cells = f"{len(results.done)} of {len(results.cells)}" if results.cells else "needs no runs"
+        table.add_row(entry.data.item.id, cells, str(len(entry.files)), problem_of(entry, scale) or "complete")
+    complete = sum(not problem_of(entry, scale) for entry in entries)
+    table.caption = f"{complete} of {len(entries)} complete; {OUTPUT / scale / 'index.html'}"
+    return table
+
+
+def main() -> int:
+    """Run the command; returns the exit code."""
+    parser = argparse.ArgumentParser(prog="bitcycle reproduce", description=(__doc__ or "").split("\n")[0])
+    parser.add_argument("scale", choices=SCALES, help="size of every run")
+    parser.add_argument("--workers", type=int, help="number of parallel runs; default: one per core or GPU")
+    parser.add_argument("--runs-per-gpu", type=int, default=1, help="number of runs that share a GPU")
+    given = parser.parse_args()
+    stop_at_once()
+    set_up_console()
+    pool = LocalPool(given.workers or useful_workers(given.runs_per_gpu))
+    return guarded(lambda: reproduce(resource_root(), given.scale, pool))
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,197 @@
+"""A finished run, loaded from its folder: configuration and trained network at the precision of the last evaluation, and its
+loss and error on images."""
+
+from collections.abc import Iterable
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from omegaconf import OmegaConf
+from omegaconf.errors import OmegaConfBaseException
+from torch import Tensor, nn
+from torch.nn.modules.batchnorm import _BatchNorm
+
+from bitcycle.configuration import GROUPS, RunConfig, read_config
+from bitcycle.dataset.image_dataset import ImageBatches, ImageDatasetOptions, first_images
+from bitcycle.dataset.images import Images
+from bitcycle.device import widest_float
+from bitcycle.errors import RunError
+from bitcycle.files import read_records
+from bitcycle.layer import PrecisionController
+from bitcycle.layer.control.phase_transition import carry_quantized
+from bitcycle.precision import FLOAT, Precision
+from bitcycle.recipe.weight_averaging import estimate_statistics
+from bitcycle.settings import SettingError
+from bitcycle.task.classification import ClassificationOptions
+from bitcycle.training.plan import Plan, make_plan
+from bitcycle.training.run_folder import RunFolder
+
+
+@dataclass(frozen=True)
+class FinishedRun:
+    """A run that is done: its folder, its plan, and its trained network in evaluation mode, on the CPU, at the precision of the
+    last evaluation or, for a network from the end of a phase, of that phase."""
+
+    folder: RunFolder
+    plan: Plan
+    model: nn.Module
+    precision: Precision
+
+    @property
+    def config(self) -> RunConfig:
+        """Every setting of the run."""
+        return read_run_config(self.folder)
+
+    @property
+    def metrics(self) -> list[dict[str, Any]]:
+        """Training and evaluation records, in order."""
+        return read_records(self.folder.metrics)
+
+    @property
+    def subject(self) -> dict[str, Any]:
+        """Names of dataset and network."""
+        return {"dataset": self.plan.config.dataset.name, "model": self.plan.config.model.name}
+
+    @property
+    def bits(self) -> list[int]:
+        """Bits of weights and activations."""
+        return [self.precision.weight, self.precision.activation]
+
+    def make_float(self) -> None:
+        """Replace the weights by their quantized values at `precision` and disable all quantizers."""
+        carry_quantized(self.model)
+        self._use(Precision(FLOAT, FLOAT, FLOAT))
+
+    def _use(self, precision: Precision) -> None:
+        PrecisionController(self.model, self.plan.schedule, workload=self.plan.workload).use(precision)
+
+
+def read_run_config(folder: RunFolder, data_root: str | None = None) -> RunConfig:
+    """Read the configuration of a run from `config.yaml` in its folder, with another `data_root` if given. Raises RunError if
+    the file cannot be read, or was written by an incompatible version."""
+    try:
+        loaded: Any = OmegaConf.load(folder.config)
+        kinds = {group: OmegaConf.structured(options[loaded[group].name].kind) for group, options in GROUPS.items()}
+        merged: Any = OmegaConf.merge(OmegaConf.structured(RunConfig), kinds, loaded)
+        config = read_config(merged)
+    except (OSError, KeyError, AttributeError, OmegaConfBaseException, SettingError) as error:
+        problem = f"{folder.config} cannot be read ({type(error).__name__}: {error})"
+        raise RunError(f"{problem}. Give the folder of a finished run; its name ends with seed=N.") from error
+    return config if data_root is None else replace(config, data_root=data_root)
+
+
+def load_run(path: str | Path, data_root: str | None = None, phase: int | None = None) -> FinishedRun:
+    """Load a finished run with its trained network.
+
+    Args:
+        path: run folder, which ends in seed=N.
+        data_root: data root, if it has moved.
+        phase: from 1, to load the weights from which the next phase started; None: the weights at the end of the run.
+
+    Raises:
+        RunError: if the folder has no finished run, or the weights of the phase were not kept.
+        DataError: if data are needed and missing.
+    """
+    folder = RunFolder(Path(path))
+    summary = finished_summary(folder)
+    plan = make_plan(read_run_config(folder, data_root))
+    model = plan.build_model()
+    if phase is None:
+        state = folder.checkpoint.load()
+        assert state is not None, "a finished run has a checkpoint"
+        model.load_state_dict(state["model"])
+        precision = Precision(*[r["precision"] for r in read_records(folder.metrics) if r["kind"] == "evaluation"][-1])
+    else:
+        weights, precision = _result_of_phase(folder, summary.get("phases") or [], phase)
+        model.load_state_dict(weights)
+    run = FinishedRun(folder, plan, model.eval(), precision)
+    run._use(precision)  # also for float: a new model has another precision
+    return run
+
+
+def finished_summary(folder: RunFolder) -> dict[str, Any]:
+    """The summary of a finished run. Raises RunError if the run is not finished."""
+    if folder.state() != "done":
+        raise RunError(f"no finished run in {folder.path}; run its command until it is done")
+    return folder.read_summary()
+
+
+def _result_of_phase(folder: RunFolder, phases: list[Any], phase: int) -> tuple[dict[str, Any], Precision]:
+    """The weights from which the phase after number `phase` started, and the precision of `phase`."""
+    if not 1 <= phase < len(phases):
+        known = f"use a phase before the last (1 to {len(phases) - 1})" if len(phases) > 1 else f"omit @{phase}"
+        raise RunError(f"phase={phase}: {folder.path} has no weights of this phase. Remedy: {known}.")
+    following = phases[phase]
+    if following["start_from"] == "previous" or not folder.checkpoint.candidate(following["from_step"]).exists():
+        problem = f"phase={phase}: its weights are not in {folder.checkpoint.folder}"
+        raise RunError(
+            f"{problem}; current versions keep only weights selected as the start of a later phase. Remedy: set "
+            "schedule.start_from=best for the next phase, or move the folder away and run its command again."
+        )
+    weights = folder.checkpoint.load_candidate(following["from_step"])
+    return weights, Precision(*phases[phase - 1]["precision"])
+
+
+class Measurement:
+    """Measures networks in evaluation mode on images of a run's train or test split, without augmentation: all, or `samples` of
+    them in a fixed random order. Raises RunError if its task is not image classification; DataError if the images are missing."""
+
+    def __init__(self, run: FinishedRun, split: str, samples: int | None, device: torch.device) -> None:
+        config = run.plan.config
+        if not isinstance(config.dataset, ImageDatasetOptions) or not isinstance(config.task, ClassificationOptions):
+            raise RunError(
+                f"task={config.task.name}: {run.folder.path} is not a run of image classification. Remedy: choose another run"
+            )
+        train, test, _ = config.dataset.load(config.data_folder, config.seed)
+        self.options, self.device, self.batch_size = config.dataset, device, config.task.evaluation_batch_size
+        self.use(first_images(train if split == "train" else test, samples))
+
+    def use(self, images: Images) -> None:
+        """Use other images from now on."""
+        self.images = images
+        self.batches = ImageBatches(images, self.options, self.batch_size, 0, self.device)
+
+    @torch.no_grad()
+    def __call__(self, model: nn.Module) -> tuple[float, float]:
+        """Mean cross-entropy, and error in percent, summed on the device to synchronize only once."""
+        sums = torch.zeros(2, dtype=widest_float(self.device), device=self.device)
+        for batch in self.batches:
+            logits = model(batch.inputs)
+            wrong = (logits.argmax(1) != batch.targets).sum()
+            sums += torch.stack([F.cross_entropy(logits, batch.targets, reduction="sum").to(sums), wrong.to(sums)])
+        loss, errors = (sums / len(self.images)).tolist()
+        return loss, 100 * errors
+
+    def loss_and_gradient(self, model: nn.Module, parameters: list[nn.Parameter]) -> tuple[float, list[Tensor]]:
+        """Mean cross-entropy and its gradient with respect to some parameters."""
+        total, gradients = 0.0, [torch.zeros_like(parameter) for parameter in parameters]
+        for batch in self.batches:
+            loss = F.cross_entropy(model(batch.inputs), batch.targets, reduction="sum") / len(self.images)
+            for sum_, part in zip(gradients, torch.autograd.grad(loss, parameters), strict=True):
+                sum_ += part
+            total += float(loss.detach().double())
+        return total, gradients
+
+    def estimate_batch_norm(self, model: nn.Module) -> None:
+        """Re-estimate the running statistics of batch norm on these images; everything else stays in evaluation mode."""
+        for module in model.modules():
+            if isinstance(module, _BatchNorm):
+                module.train()
+        estimate_statistics(model, self.batches, lambda batch: model(batch.inputs))
+        model.eval()
+
+
+def flatten(tensors: Iterable[Tensor]) -> Tensor:
+    """Concatenate tensors of any memory format to a vector."""
+    return torch.cat([tensor.detach().reshape(-1) for tensor in tensors])
+
+
+@torch.no_grad()
+def assign(vector: Tensor, tensors: Iterable[Tensor]) -> None:
+    """Copy a vector into tensors; the inverse of `flatten`."""
+    first = 0
+    for tensor in tensors:
+        tensor.copy_(vector[first : first + tensor.numel()].view(tensor.shape))
+        first += tensor.numel()

@@ -1,0 +1,367 @@
+"""Verdicts: the statistical rule, and claims as data."""
+
+from __future__ import annotations
+
+import math
+import shutil
+from dataclasses import replace
+
+import numpy as np
+import pytest
+from scipy import stats
+from statsmodels.stats.weightstats import ttost_paired
+
+from bitcycle.configuration import GROUPS
+from bitcycle.reproduction.analysis import statistics as rule
+from bitcycle.reproduction.analysis.aggregation import Results
+from bitcycle.reproduction.analysis.claims import PREDICATES, Claim, read_claims, rule_of
+from bitcycle.reproduction.analysis.contrast import FACTS, Pool
+from bitcycle.reproduction.analysis.items import PAPERS, read_items
+from bitcycle.reproduction.analysis.metrics import METRICS
+from bitcycle.reproduction.analysis.predicates import _decide, _joined
+from bitcycle.reproduction.analysis.verdict import (
+    COMPUTED,
+    CONTRADICTED,
+    EXPLORATORY,
+    IN_PART,
+    NO_TEST,
+    NOT_TESTED,
+    SUPPORTED,
+    UNDECIDED,
+    ClaimResult,
+    judge,
+    read_claim_results,
+    write_claims,
+)
+from bitcycle.settings import SettingError
+from tests.reproduction.claims_cases import CLAIMS, HIGHER, ONE, OTHER, PAIR, PUBLISHED, cell, verdict
+
+# The rule
+
+
+def test_directions_are_paired_t_tests():
+    found = verdict(HIGHER, *PAIR)
+    expected = stats.ttest_rel(ONE, OTHER)
+    low, high = expected.confidence_interval(0.95)
+    assert (found.estimate, found.low, found.high) == pytest.approx((np.mean(ONE) - np.mean(OTHER), low, high))
+    assert found.p_raw == pytest.approx(expected.pvalue) and found.p_corrected == pytest.approx(2 * found.p_raw)
+    assert (found.n, found.trainings, found.df, found.level) == (4, 8, 3, 0.95)
+    assert (found.verdict, found.decided, found.leaning) == (SUPPORTED, True, SUPPORTED)
+    assert verdict(replace(HIGHER, predicate="lower"), *PAIR).verdict == CONTRADICTED
+    assert (
+        found.scope.startswith("proxy: ResNet-8, CIFAR-10, ")
+        and "95 % interval" in found.rule
+        and "schedule CR" in found.rule
+    )
+
+
+@pytest.mark.parametrize(("margin", "expected"), [(4.0, SUPPORTED), (1.5, UNDECIDED), (0.2, NOT_TESTED)])
+def test_margins_need_the_whole_95_percent_interval_within_them(margin, expected):
+    found = verdict(replace(HIGHER, predicate="equivalent", margin=margin), *PAIR)
+    support = ttost_paired(np.array(ONE), np.array(OTHER), -margin, margin)[0]
+    assert found.verdict == expected and found.level == 0.95 and found.margin == margin
+    assert (found.low, found.high) == pytest.approx(stats.ttest_rel(ONE, OTHER).confidence_interval(0.95))
+    if expected == SUPPORTED:
+        assert found.p_raw == pytest.approx(2 * support) and max(abs(found.low), abs(found.high)) < margin
+    if expected == NOT_TESTED:
+        assert found.power < 0.5 and "below one half" in found.reason and found.p_corrected is None
+    at_least, at_most = (
+        verdict(replace(HIGHER, predicate=name, margin=margin), *PAIR) for name in ("at_least", "at_most")
+    )
+    assert at_least.leaning == SUPPORTED or at_least.power < 0.5
+    assert at_most.verdict == expected
+
+
+def test_one_seed_decides_with_the_deviation_of_others_alone():
+    """Never from n = 1: the deviation is that of other settings of the same network, data and length, or there is no test."""
+    alone = cell(75.0, schedule="CR"), cell(70.0, schedule="static")
+    found = verdict(HIGHER, *alone)
+    assert (found.verdict, found.n, found.low, found.p_raw) == (UNDECIDED, 1, None, None)
+    assert "one seed" in found.reason
+    others = [cell(60 + i, 62 + i + 0.5 * (i % 2), 61 + i, schedule="LR", schedule__cycles=i) for i in range(8)]
+    pool = Pool([run for one in (*alone, *others) for run in one.runs])
+    deviation, df = pool.deviation(alone[0].runs[0], "final")
+    found = verdict(HIGHER, *alone, pool=pool)
+    assert (found.verdict, found.df) == (SUPPORTED, df) and df == 14
+    assert found.high - found.low == pytest.approx(2 * stats.t.ppf(0.975, df) * deviation * math.sqrt(2))
+    longer = cell(75.0, schedule="CR", steps=2000), cell(70.0, schedule="static", steps=2000)
+    assert verdict(HIGHER, *longer, pool=pool).p_raw is None
+
+
+def test_cells_of_the_same_training_count_once_and_seeds_without_partner_not_at_all():
+    several = [cell(*ONE, 99.0, schedule="CR"), cell(*OTHER, schedule="static")]
+    several += [replace(one, paper={**one.paper, "model": "resnet110"}) for one in several]
+    found = verdict(replace(HIGHER, match=["model"]), *several)
+    assert (found.estimate, found.n, found.trainings) == (np.mean(ONE) - np.mean(OTHER), 4, 8)
+    same = replace(several[0], paper={**several[0].paper, "schedule": "static"})
+    found = verdict(replace(HIGHER, match=["model"]), several[0], same)
+    assert found.verdict == NOT_TESTED or "same training" in found.reason
+
+
+def test_several_arms_have_to_be_beaten_all():
+    claim = replace(HIGHER, b=[{"schedule": "static"}, {"schedule": "LR"}])
+    worse, better = cell(60.0, 61.0, 62.0, 60.5, schedule="LR"), cell(90.0, 93.0, 92.0, 90.5, schedule="LR")
+    assert verdict(claim, *PAIR, worse).verdict == SUPPORTED
+    found = verdict(claim, *PAIR, better)
+    assert found.verdict == CONTRADICTED and found.estimate == pytest.approx(np.mean(ONE) - 91.375)
+
+
+def test_trends_and_spreads():
+    generator = np.random.default_rng(0)
+    claim = Claim("x/y-c1", "falls", predicate="falling", a={"schedule": "CR"}, by="schedule.cycles", match=["model"])
+    cells = [cell(*(80 - 2 * n + generator.normal(0, 0.5, 3)), schedule="CR", schedule__cycles=n) for n in range(6)]
+    found = verdict(claim, *cells)
+    assert found.verdict == SUPPORTED and found.estimate < -0.9 and found.high < 0
+    assert verdict(replace(claim, predicate="rising"), *cells).verdict == CONTRADICTED
+    one = verdict(claim, *(replace(each, runs=each.runs[:1]) for each in cells))
+    assert (one.verdict, one.leaning, one.n) == (UNDECIDED, SUPPORTED, 1) and one.p_corrected < 0.05, "a single seed"
+    lacking = [*cells[:-1], replace(cells[-1], runs=cells[-1].runs[:2])]
+    assert verdict(claim, *lacking).n == 2, "a seed that lacks a place of the trend does not count"
+    wide, narrow = (
+        [cell(*generator.normal(80, spread, 6), schedule=name, schedule__q_max=n) for n in range(4)]
+        for name, spread in (("CR", 3.0), ("static", 0.3))
+    )
+    spread = Claim("x/y-c2", "narrow", predicate="smaller_spread", a={"schedule": "static"}, b={"schedule": "CR"})
+    assert verdict(spread, *wide, *narrow).verdict == SUPPORTED
+
+
+def test_spreads_are_compared_by_an_f_test_of_pooled_variances():
+    """For 2 and m degrees of freedom the distribution function of F is 1 - (1 + 2 x / m)^(-m / 2)."""
+    ours, theirs = [[1.0, 2.0, 3.0]], [[0.0, 2.0, 4.0], [5.0, 9.0, 7.0]]  # variances 1 and 4, the latter of 4 degrees
+    ratio, _, df, p = rule.spread_test(ours, theirs)
+    below = 1 - (1 + 2 * 0.25 / 4) ** -2
+    assert (ratio, df) == (pytest.approx(0.5), 2)
+    assert p == pytest.approx((2 * below, 1.0))
+
+
+def test_of_several_tests_the_one_that_supports_least_is_shown():
+    """Of tests with the same p-value, the one with the smallest difference."""
+    for predicate, sign in (("higher", 1), ("lower", -1)):
+        claim, estimates = replace(HIGHER, predicate=predicate), [rule.Estimate(sign * n, 0.0, 4, 5) for n in (3, 1, 2)]
+        tests = [_decide(claim, estimate, None, []) for estimate in estimates]
+        assert {test.values for test in tests} == {(2 * 0.5**5, 1.0)}
+        assert _joined(claim, tests, []).shown == sign
+
+
+def test_panels_of_one_seed_are_no_further_evidence_of_a_trend():
+    """Seeds are the independent units: a second network with the same values was counted as three more blocks."""
+    claim = Claim("x/y-c1", "falls", predicate="falling", a={"schedule": "CR"}, by="schedule.cycles", match=["model"])
+    values = np.array([[5.0, 4.0, 4.5], [4.0, 4.5, 3.0], [3.0, 2.0, 3.5], [2.0, 3.0, 1.0]])
+    one, two = (
+        [cell(*row, schedule="CR", schedule__cycles=n, model=model) for n, row in enumerate(values)]
+        for model in ("resnet38", "resnet74")
+    )
+    alone, both = verdict(claim, *one), verdict(claim, *one, *two)
+    assert (both.p_raw, both.estimate, both.low, both.n) == (alone.p_raw, alone.estimate, alone.low, 3)
+    lacking = [replace(each, runs=each.runs[:2]) for each in two]
+    assert verdict(claim, *one, *lacking).n == 2, "a seed that lacks a panel does not count"
+
+
+def test_only_trainings_of_seeds_that_count_are_counted():
+    more = cell(*ONE, 71.5, schedule="CR", model="resnet38"), cell(*OTHER, 70.5, schedule="static", model="resnet38")
+    found = verdict(replace(HIGHER, match=["model"]), *PAIR, *more)
+    assert (found.n, found.trainings) == (4, 16)
+
+
+def test_differences_that_are_equal_in_all_seeds_get_a_sign_test_and_the_rule_says_so():
+    bits = [cell(*[level] * 12, schedule=name) for name, level in (("CR", 73.0), ("static", 72.0))]
+    found = verdict(HIGHER, *bits)
+    assert (found.verdict, found.p_raw) == (SUPPORTED, pytest.approx(2 * 0.5**12))
+    assert "sign test" in found.rule and "t test" not in found.rule
+
+
+def test_a_further_part_about_another_arm_names_it():
+    claim = replace(HIGHER, also=[{"a": {"schedule": "LR"}}])
+    found = verdict(claim, *PAIR, cell(60.0, 61.0, 62.0, 60.5, schedule="LR"))
+    assert found.verdict == CONTRADICTED and "final of schedule LR -10.6" in found.reason
+    assert "for final (a: schedule LR)" in found.rule
+
+
+def test_all_settings_alike():
+    claim = Claim("x/y-c1", "hardly matters", predicate="all_equivalent", a={"schedule": "CR"}, match=["model"])
+    noise = np.random.default_rng(1).normal(0, 0.05, (3, 5))
+    alike = [cell(*(80 + noise[n]), schedule="CR", schedule__cycles=n) for n in range(3)]
+    assert verdict(claim, *alike).verdict == SUPPORTED
+    assert verdict(claim, *alike, cell(*(82 + noise[0]), schedule="CR", schedule__cycles=9)).verdict == CONTRADICTED
+
+
+def simulated(effect: float, repetitions: int, claims: int = 12, seeds: int = 5) -> list[ClaimResult]:
+    """Verdicts on claims with made-up runs of deviation 1 beside a common effect of each seed."""
+    generator = np.random.default_rng(0)
+    several = [replace(HIGHER, id=f"x/y{number}-c1") for number in range(claims)]
+    found = []
+    for _ in range(repetitions):
+        results = {}
+        for claim in several:
+            seed = generator.normal(0, 3, seeds)
+            arms = [shift + seed + generator.normal(70, 1, seeds) for shift in (effect, 0.0)]
+            cells = [cell(*arm, schedule=name) for arm, name in zip(arms, ("CR", "static"))]
+            results[claim.item] = Results("mini", tuple(cells))
+        found += judge(several, results, Pool([]))
+    return found
+
+
+def test_without_effect_at_most_one_in_twenty_is_decided_and_a_detectable_effect_in_four_of_five(monkeypatch):
+    monkeypatch.setattr("gc.collect", lambda: 0)  # which statsmodels calls each time
+    nothing = simulated(0.0, 40)
+    assert sum(row.decided for row in nothing) <= 0.05 * len(nothing)
+    assert sum(bool(row.leaning) for row in nothing) <= 0.05 * len(nothing) + 3 * math.sqrt(0.05 * len(nothing))
+    effect = rule.detectable(math.sqrt(2), seeds=5, df=4, tests=12)
+    there = simulated(effect, 20)
+    assert sum(row.decided and row.verdict == SUPPORTED for row in there) >= 0.8 * len(there)
+    alone = simulated(rule.detectable(math.sqrt(2), seeds=5, df=4), 20)
+    assert sum(row.leaning == SUPPORTED for row in alone) >= 0.74 * len(alone), "0.8 but for chance, uncorrected"
+
+
+def test_claims_of_one_scale_are_corrected_together():
+    several = [replace(HIGHER, id=f"x/y-c{number}") for number in range(5)]
+    rows = judge(several, {"x/y": Results("mini", PAIR)}, Pool([]))
+    assert [row.p_corrected for row in rows] == pytest.approx([5 * 2 * rows[0].p_raw] * 5)
+    assert {(row.verdict, row.decided, row.leaning) for row in rows} == {(UNDECIDED, False, SUPPORTED)}
+    paper = cell(*ONE, scale="paper", schedule="CR"), cell(*OTHER, scale="paper", schedule="static")
+    both = judge([HIGHER], {"x/y": Results("mini", PAIR, (Results("paper", paper),))}, Pool([]))
+    assert [(row.scale, row.scope) for row in both] == [
+        ("paper", "paper scale; schedule static: 71.5 test accuracy"),
+        ("mini", "proxy: ResNet-8, CIFAR-10, 1,000 steps; schedule static: 71.5 test accuracy"),
+    ]
+
+
+def test_look_k_of_a_claim_without_a_plan_costs_k_times_k_plus_1():
+    """The number of looks so far is not enough, as a decision ends the collection: the sum of 1 / (k (k + 1)) is 1."""
+    several = [replace(HIGHER, id="x/y-c1"), replace(HIGHER, id="x/z-c1", looks=2)]
+    rows = judge(several, {"x/y": Results("mini", PAIR), "x/z": Results("mini", PAIR)}, Pool([]))
+    p = float(stats.ttest_rel(ONE, OTHER).pvalue)
+    assert [(row.p_raw, row.looks) for row in rows] == [(pytest.approx(p), 1), (pytest.approx(p), 2)]
+    assert [row.p_corrected for row in rows] == pytest.approx([2 * 2 * p, 6 * p]), "Holm: 2 x (2 p), then 1 x (6 p)"
+    assert rows[1].rule.endswith("; p multiplied by 6 for looks")
+    once, thrice, often = (verdict(replace(HIGHER, looks=looks), *PAIR) for looks in (1, 3, 100))
+    assert (once.verdict, once.p_corrected) == (SUPPORTED, pytest.approx(2 * p))
+    assert (thrice.verdict, thrice.leaning, thrice.p_corrected) == (UNDECIDED, SUPPORTED, pytest.approx(12 * p))
+    assert (thrice.low, thrice.high) == (once.low, once.high) and often.p_corrected == 1.0
+
+
+def test_directions_and_margins_have_one_strength():
+    """A claim at the border of a margin has the p-value that the same distance from a direction has."""
+    direction = verdict(replace(HIGHER, reference=0.5), *PAIR)
+    margin = verdict(replace(HIGHER, predicate="at_least", margin=0.0, reference=0.0), *PAIR)
+    shifted = [cell(*np.subtract(ONE, 0.5), schedule="CR"), PAIR[1]]
+    assert direction.p_raw == pytest.approx(verdict(HIGHER, *shifted).p_raw)
+    assert margin.p_raw == pytest.approx(verdict(HIGHER, *PAIR).p_raw)
+
+
+def test_power_is_that_of_the_t_test():
+    from statsmodels.stats.power import TTestPower
+
+    for n, effect in ((5, 1.0), (12, 0.7), (30, 0.2)):
+        found = rule.power(rule.Estimate(0.0, 1 / math.sqrt(n), n - 1, n), effect, [(0.0, 1)])
+        one_side = TTestPower().power(effect, n, 0.025, alternative="larger")
+        assert found == pytest.approx(one_side, abs=1e-6)
+    inside = rule.power(rule.Estimate(0.0, 0.1, 9, 10), 0.0, [(-0.5, 1), (0.5, -1)])
+    assert 0.95 < inside < 1 and rule.power(rule.Estimate(0.0, 0.4, 9, 10), 0.0, [(-0.5, 1), (0.5, -1)]) < 0.2
+
+
+def test_a_changed_test_decides_nothing_and_costs_the_others_nothing():
+    changed = replace(HIGHER, id="x/y-c1", amended="24 November: another margin")
+    rows = judge([changed, replace(HIGHER, id="x/y-c2")], {"x/y": Results("mini", PAIR)}, Pool([]))
+    assert [(row.verdict, row.leaning) for row in rows] == [(EXPLORATORY, SUPPORTED), (SUPPORTED, SUPPORTED)]
+    assert "another margin" in rows[0].reason and rows[0].p_corrected is None and not rows[0].decided
+    assert rows[1].p_corrected == pytest.approx(2 * rows[1].p_raw)
+
+
+def test_what_a_proxy_cannot_test_leaves_support_in_part():
+    claim = replace(HIGHER, untested="the second network")
+    found = verdict(claim, *PAIR)
+    assert (found.verdict, found.decided) == (IN_PART, True) and "not tested: the second network" in found.reason
+    assert verdict(replace(claim, predicate="lower"), *PAIR).verdict == CONTRADICTED
+
+
+def test_every_cell_has_to_agree():
+    more = [
+        cell(*values, schedule=name, model="resnet38") for name, values in (("CR", OTHER), ("static", np.add(ONE, 3)))
+    ]
+    claim = replace(HIGHER, match=["model"])
+    assert verdict(claim, *PAIR, *more).n == 4
+    found = verdict(replace(claim, each=True), *PAIR, *more)
+    assert found.verdict == CONTRADICTED and found.estimate == pytest.approx(np.mean(OTHER) - np.mean(ONE) - 3)
+    assert "in every cell" in found.rule
+
+
+def test_whether_the_published_size_lies_in_the_interval():
+    sizes = {2.0: True, 9.0: False}
+    assert {value: verdict(replace(HIGHER, value=value), *PAIR).published_inside for value in sizes} == sizes
+    assert verdict(HIGHER, *PAIR).published_inside is None
+
+
+def test_the_scope_tells_length_and_baseline():
+    assert verdict(HIGHER, *PAIR).scope == "proxy: ResNet-8, CIFAR-10, 1,000 steps; schedule static: 71.5 test accuracy"
+
+
+def test_how_many_seeds_would_decide():
+    assert rule.seeds_needed(1.0, 1.0, tests=1) == 10  # statsmodels' TTestPower: 9.94
+    assert rule.seeds_needed(1.0, 1.0, tests=20) > 10
+    wide_enough = (
+        (stats.t.ppf(0.975, 15) + stats.t.ppf(0.9, 15)) * 2.0 / 4
+    )  # both ends of an interval have to be inside
+    assert rule.provable_margin(2.0, 16, 15) == pytest.approx(wide_enough)
+    assert rule.seeds_needed(None, 1.0, 1) is None and rule.seeds_needed(1.0, 0.0, 1) is None
+    wide = cell(71.0, 78.0, 74.0, schedule="CR"), cell(70.0, 73.0, 76.0, schedule="static")
+    found = verdict(replace(HIGHER, value=1.0), *wide)
+    assert found.verdict == NOT_TESTED and found.seeds_needed > 30 and "power 0.0" in found.reason
+
+
+# Claims as data
+
+
+def test_every_claim_of_every_paper_is_an_entry():
+    assert len(CLAIMS) == 111 and {claim.paper for claim in CLAIMS.values()} == set(PAPERS)
+    assert {claim.item for claim in CLAIMS.values()} <= {item.id for item in read_items(PUBLISHED)}
+    assert {claim.predicate for claim in CLAIMS.values()} == set(PREDICATES) and len(PREDICATES) == 12
+    for claim in CLAIMS.values():
+        assert claim.section and claim.effect and rule_of(claim)
+        assert bool(claim.reason) == (claim.predicate == "none")
+        for name in [*claim.where, *claim.a, *claim.match, *(key for arm in claim.arms for key in arm)]:
+            assert name in {*FACTS, *GROUPS} or "." in name, (claim.id, name)
+        assert all(
+            m in METRICS or m in ("final", "best", "best_at_q_max", "q_min", "gbitops") or ": " in m
+            for m in claim.metrics
+        ), claim.id
+
+
+def test_deleting_the_claims_of_a_paper_leaves_the_others_working(tmp_path):
+    shutil.copytree(PUBLISHED / "claims", tmp_path / "claims")
+    for paper in PAPERS:
+        (tmp_path / "claims" / f"{paper}.yaml").unlink()
+        left = read_claims(tmp_path)
+        assert {claim.paper for claim in left} == {
+            one for one in PAPERS if (tmp_path / "claims" / f"{one}.yaml").exists()
+        }
+        assert [row.claim_id for row in judge(left, {}, Pool([]))] == [claim.id for claim in left]
+    for claim in CLAIMS.values():
+        assert all(item.startswith(f"{claim.paper}/") for item in claim.items)
+
+
+def test_wrong_entries_are_refused(tmp_path):
+    (tmp_path / "claims").mkdir()
+    file = tmp_path / "claims" / "x.yaml"
+    wrong = {"predicate: higer": "higher", "predicate: higher, metrik: final": "metric"}
+    for entry, word in {**wrong, "predicate: higher, looks: 0": "looks=0"}.items():
+        file.write_text(f"defaults: {{}}\nclaims:\n  - {{id: t-c1, sentence: s, {entry}}}\n")
+        with pytest.raises(SettingError, match=word):
+            read_claims(tmp_path)
+
+
+def test_without_runs_only_formulas_say_something():
+    rows = judge(list(CLAIMS.values()), {}, Pool([]))
+    computed = [row for row in rows if row.verdict == COMPUTED]
+    assert len(computed) == 6 and all(row.holds and row.reason for row in computed)
+    assert {row.verdict for row in rows} == {COMPUTED, NO_TEST, NOT_TESTED}
+    assert all(row.reason for row in rows if row.verdict == NO_TEST)
+
+
+def test_verdicts_are_read_as_they_were_written(tmp_path):
+    found = [
+        ClaimResult("a/t-c1", "a/t", "a", 'one, "two"', verdict=SUPPORTED, decided=True, estimate=1.25, n=3, df=2.0),
+        ClaimResult("a/t-c2", "a/t", "a", "three", verdict=UNDECIDED, holds=False, p_raw=0.25, seeds_needed=9),
+    ]
+    write_claims(found, tmp_path / "x" / "claims.csv")
+    assert read_claim_results(tmp_path / "x" / "claims.csv") == found

@@ -1,0 +1,155 @@
+"""Frozen families: training and judging refuse a test that was changed after it was frozen."""
+
+from __future__ import annotations
+
+import argparse
+import shutil
+from dataclasses import replace
+
+import numpy as np
+import pytest
+from omegaconf import OmegaConf
+from scipy import stats
+
+from bitcycle.reproduction import campaign
+from bitcycle.reproduction.analysis import frozen
+from bitcycle.reproduction.analysis.aggregation import Results, Run
+from bitcycle.reproduction.analysis.claims import read_claims
+from bitcycle.reproduction.analysis.contrast import Pool
+from bitcycle.reproduction.analysis.frozen import TEST, Family, check_frozen, fingerprint, read_families
+from bitcycle.reproduction.analysis.null_families import decides
+from bitcycle.reproduction.analysis.verdict import EXPLORATORY, NOT_TESTED, SUPPORTED, ClaimResult, judge
+from bitcycle.settings import SettingError
+from tests.conftest import ROOT
+from tests.reproduction.claims_cases import HIGHER, ONE, OTHER, PAIR, PUBLISHED, cell, verdict
+
+
+def family(*claims, looks: int = 2) -> Family:
+    tests = {claim.id: fingerprint(claim) for claim in claims}
+    return Family("f", "2026-11-24", looks, tests, dict.fromkeys(tests, range(4)), dict.fromkeys(tests))
+
+
+def test_the_repository_s_families_are_those_that_were_frozen():
+    check_frozen(read_claims(PUBLISHED), read_families(PUBLISHED))
+
+
+def test_the_fingerprint_depends_on_the_test_alone():
+    same = replace(HIGHER, sentence="other words", note="x", value=3.0, looks=9, amended="today", quote="y")
+    assert fingerprint(same) == fingerprint(HIGHER)
+    changes = {
+        "predicate": "lower",
+        "metric": "best",
+        "a": {"schedule": "RR"},
+        "margin": 1.0,
+        "each": True,
+        "moments": 3,
+    }
+    others = {fingerprint(replace(HIGHER, **{name: value})) for name, value in changes.items()}
+    assert len(others | {fingerprint(HIGHER)}) == len(changes) + 1 and set(changes) <= set(TEST)
+
+
+def test_a_changed_test_is_not_decided_and_not_trained(tmp_path, monkeypatch):
+    home = family(HIGHER)
+    rows = judge([HIGHER], {"x/y": Results("mini", PAIR)}, Pool([]), [home])
+    p = float(stats.ttest_rel(ONE, OTHER).pvalue)
+    assert (rows[0].verdict, rows[0].family, rows[0].p_corrected) == (SUPPORTED, "f", pytest.approx(2 * p))
+    changed = replace(HIGHER, reference=-1.0)
+    (found,) = judge([changed], {"x/y": Results("mini", PAIR)}, Pool([]), [home])
+    assert (found.verdict, found.decided) == (EXPLORATORY, False) and "frozen" in found.reason
+    with pytest.raises(SettingError, match=r"x/y-c1: its test is another than the one frozen on 2026-11-24"):
+        check_frozen([changed], [home])
+    with pytest.raises(SettingError, match="missing"):
+        check_frozen([], [home])
+
+
+def test_a_campaign_refuses_a_test_that_was_changed(tmp_path, capsys):
+    for name in ("results/published", "sweeps", "conf"):
+        shutil.copytree(ROOT / name, tmp_path / name, ignore=shutil.ignore_patterns("families"))
+    assert frozen.main(["f", "cpt/fig2-c1", "--seeds", "4", "--published", str(tmp_path / "results/published")]) == 0
+    claims = tmp_path / "results/published/claims/cpt.yaml"
+    given = argparse.Namespace(
+        jobs=1, threads=1, plan=None, results_root="runs", summary=tmp_path / "s.csv", dry_run=True
+    )
+    before = claims.read_text()
+    claims.write_text(before.replace("    metric: rise\n", "    metric: final\n", 1))
+    assert claims.read_text() != before
+    with pytest.raises(SettingError, match="cpt/fig2-c1: its test is another"):
+        campaign.run(given, tmp_path)
+
+
+def test_freezing(tmp_path, capsys):
+    shutil.copytree(PUBLISHED / "claims", tmp_path / "published" / "claims")
+    summary = tmp_path / "summary" / "claims.csv"
+    summary.parent.mkdir()
+    summary.write_text("claim_id,deviation,margin\ncpt/fig1-c2,0.5,\ncpt/fig1-c1,5.0,\n")
+    common = ["--seeds", "6", "--published", str(tmp_path / "published")]
+    assert frozen.main(["one", "cpt/fig1-c2", *common]) == 0
+    (made,) = read_families(tmp_path / "published")
+    assert (made.name, made.looks, made.seeds) == ("one", 2, {"cpt/fig1-c2": range(6)})
+    assert made.power["cpt/fig1-c2"] == pytest.approx(0.93, abs=0.03)  # an effect of 0.91 at a deviation of 0.5
+    for words, message in (
+        (["one", "cpt/fig1-c1"], "frozen already"),
+        (["two", "cpt/fig1-c1"], "power of 0.0"),
+        (["two", "cpt/fig1-c2"], "is frozen in the families"),
+        (["two", "cpt/table7-c2"], "does not quote"),
+        (["two", "cpt/fig99-c1"], "there is no such claim"),
+    ):
+        with pytest.raises(SettingError, match=message):
+            frozen.main([*words, *common])
+        (tmp_path / "published/families/two.yaml").unlink(missing_ok=True)
+
+
+def test_a_family_is_tested_at_half_of_its_seeds_and_at_the_end():
+    arms = {name: cell(*values, schedule=name) for name, values in (("CR", ONE), ("static", OTHER))}
+    home = family(HIGHER)  # four seeds
+
+    def judged(trained: int, finished: str = "2026-11-25T00:00:00") -> ClaimResult:
+        cells = []
+        for one in arms.values():
+            runs = [Run({**run.row, "finished": finished}, run.settings) for run in one.runs[:trained]]
+            for run in runs:
+                vars(run).update(curve={}, analyses=[])
+            cells.append(replace(one, runs=tuple(runs)))
+        return judge([HIGHER], {"x/y": Results("mini", tuple(cells))}, Pool([]), [home])[0]
+
+    assert [judged(n).n for n in (1, 2, 3, 4)] == [None, 2, 2, 4]
+    assert judged(1).verdict == NOT_TESTED and judged(1).reason.startswith("1 of 4 planned seeds are trained")
+    assert "tested at 2 of 4 planned seeds" in judged(3).reason
+    old = judged(4, finished="2026-11-23T23:59:59")
+    assert (old.verdict, old.n) == (NOT_TESTED, None)  # seen before the family was frozen
+
+
+def test_a_margin_that_the_paper_has_no_number_for_is_called_ours():
+    close = [cell(*values, schedule=name) for name, values in (("CR", (70.0, 73.1, 73.0, 70.1)), ("static", OTHER))]
+    ours, printed = replace(HIGHER, predicate="at_least"), replace(HIGHER, predicate="at_least", margin=0.5)
+    assert (ours.assumed_margin, printed.assumed_margin, HIGHER.assumed_margin) == (True, False, False)
+    assert "the margin is ours" in verdict(ours, *close).reason and "ours" not in verdict(printed, *close).reason
+
+
+def test_a_margin_needs_a_quote(tmp_path):
+    shutil.copytree(PUBLISHED / "claims", tmp_path / "claims")
+    path = tmp_path / "claims" / "fractrain.yaml"
+    lines = [line for line in path.read_text().splitlines() if "while achieving a comparable accuracy" not in line]
+    path.write_text("\n".join(lines))
+    with pytest.raises(SettingError, match=r"fractrain/table4-c1: margin has no quote|table4-c1.*has no quote"):
+        read_claims(tmp_path)
+
+
+def test_without_effects_at_most_one_family_in_twenty_decides_something_at_either_look(monkeypatch):
+    monkeypatch.setattr("gc.collect", lambda: 0)  # which statsmodels calls each time
+    false = sum(decides(seed) for seed in range(60))
+    assert false <= stats.binom.ppf(0.999, 60, 0.05)
+
+
+@pytest.mark.slow
+def test_the_share_of_false_families_over_many_simulations(monkeypatch):
+    monkeypatch.setattr("gc.collect", lambda: 0)
+    false = sum(decides(seed) for seed in range(1000))
+    assert false / 1000 <= 0.05 + 2 * np.sqrt(0.05 * 0.95 / 1000)
+
+
+def test_families_are_files_that_omegaconf_reads(tmp_path):
+    shutil.copytree(PUBLISHED / "claims", tmp_path / "published" / "claims")
+    frozen.main(["f", "cpt/fig2-c1", "--seeds", "4", "--published", str(tmp_path / "published")])
+    content = OmegaConf.load(tmp_path / "published/families/f.yaml")
+    assert content.looks == 2 and list(content.claims) == ["cpt/fig2-c1"]

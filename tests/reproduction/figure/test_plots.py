@@ -1,0 +1,236 @@
+"""What is drawn: panels, differences, intervals, the board; and what is not."""
+
+from __future__ import annotations
+
+import matplotlib.pyplot as plt
+import pytest
+import scipy.stats
+import yaml
+
+from bitcycle.reproduction.analysis.aggregation import Cell, Results
+from bitcycle.reproduction.analysis.items import PAPERS, Item
+from bitcycle.reproduction.analysis.statistics import over_seeds
+from bitcycle.reproduction.figure import board, data
+from bitcycle.reproduction.figure.data import ItemData, differences, panels_of, status_line
+from bitcycle.reproduction.figure.make import draw_item, make_item, write_picture
+from bitcycle.reproduction.figure.plots import forest, side_by_side
+from bitcycle.reproduction.figure.style import Drawing
+from tests.conftest import ROOT
+from tests.reproduction.figures_cases import CYCLIC, ITEMS, SMALL, STATIC, claim_result, data_of, made_up, proxied
+
+# Panels, differences and what is drawn
+
+
+def test_the_same_trainings_are_one_panel():
+    pair = (
+        made_up(45.0, **CYCLIC, model="resnet8", dataset="cifar10"),
+        made_up(46.0, **STATIC, model="resnet8", dataset="cifar10"),
+    )
+    networks = ("resnet74", "resnet152", "mobilenet_v2")
+    data = data_of(
+        "better/fig3", *(proxied(cell, name, "cifar100") for name in networks for cell in pair), scale="mini"
+    )
+    (panel,) = panels_of(data)
+    assert panel.title == "ResNet-8, CIFAR-10, 64,000 steps"
+    assert panel.proxy_for == ("ResNet-74, CIFAR-100", "ResNet-152, CIFAR-100", "MobileNetV2, CIFAR-100")
+    assert len(panel.cells) == 2
+    assert "2 distinct trainings in 6 of 6 cells" in status_line(data)
+
+
+def test_intervals_are_those_of_a_paired_t_test():
+    ours, base = made_up(71.0, 75.0, 74.0, 99.0, **CYCLIC, **SMALL), made_up(70.0, 72.0, 72.0, **STATIC, **SMALL)
+    (panel,) = panels_of(data_of("cpt/table2", ours, base))
+    (found,) = differences(panel, panel.first({"schedule": "static"}), "best").values()
+    test = scipy.stats.ttest_rel([71, 75, 74], [70, 72, 72]).confidence_interval(0.95)
+    assert (found.mean, found.interval(), found.n) == (2.0, pytest.approx((test.low, test.high)), 3)
+
+
+def test_few_seeds_take_the_pooled_deviation_or_none():
+    assert over_seeds([1.0], (0.5, 10)).interval()[1] == pytest.approx(1 + 0.5 * scipy.stats.t.ppf(0.975, 10))
+    assert over_seeds([1.0, 2.0]).interval() is None
+
+
+def cyclic_and_static(missing: int, final: float = 70.0) -> ItemData:
+    pair = made_up(final - 1, gbitops=60.0, **CYCLIC, **SMALL), made_up(final, gbitops=100.0, **STATIC, **SMALL)
+    return data_of("cpt/fig1", *pair, *(Cell({"seed": str(n)}, {}) for n in range(missing)))
+
+
+def drawn(data: ItemData) -> Drawing | None:
+    found = draw_item(data)
+    plt.close("all")
+    return found
+
+
+@pytest.mark.parametrize(("missing", "expected"), [(2, True), (3, False)])
+def test_nothing_is_drawn_below_half_of_the_cells(missing, expected):
+    assert bool(drawn(cyclic_and_static(missing))) == expected
+
+
+def test_settings_at_the_ceiling_are_not_compared():
+    assert drawn(cyclic_and_static(0)) and not drawn(cyclic_and_static(0, final=99.7))
+
+
+@pytest.mark.parametrize(
+    ("paper", "item"), [("better", "fig6"), ("better", "fig4"), ("hlhlp", "fig1"), ("hlhlp", "appH")]
+)
+def test_published_or_computed_numbers_alone_are_no_picture(paper, item):
+    """Bars of published differences stood on an axis of accuracies, costs that are computed as if they were measured."""
+    assert drawn(data_of(f"{paper}/{item}")) is None
+
+
+def test_two_evaluations_are_no_curve():
+    data = cyclic_and_static(0)
+    for cell in data.results.cells:
+        object.__setattr__(
+            cell.runs[0], "curve", {"evaluations": {"step": [500, 1000], "value": [40.0, 45.0], "gbitops": [1, 2]}}
+        )
+    assert "Differences to static" in drawn(data).caption.replace("Ours: d", "D")
+    for cell in data.results.cells:
+        steps = list(range(100, 1100, 100))
+        object.__setattr__(cell.runs[0], "curve", {"evaluations": {"step": steps, "value": steps, "gbitops": steps}})
+    assert "band" in drawn(data).caption
+
+
+def test_points_of_equal_cost_stand_side_by_side():
+    places = side_by_side({0: 0.4, 1: 0.4, 2: 0.401, 3: 1.0})
+    assert len(set(places.values())) == 4 and places[3] == 1.0
+    assert sorted(places.values())[1] == pytest.approx(0.4003, abs=1e-3)
+
+
+def test_titles_are_one_line_and_fit():
+    for name, paper in (("fig3", "cpt"), ("fig2", "better")):
+        data = data_of(f"{paper}/{name}")
+        figure = draw_item(data).figure
+        assert "\n" not in figure.get_suptitle()
+        box = figure._suptitle.get_window_extent()
+        assert box.width <= figure.bbox.width
+        plt.close(figure)
+
+
+def test_forest_has_a_panel_for_each_unit():
+    rows = [
+        claim_result("cpt/fig1-c1", estimate=1.0, low=0.5, high=1.5, published_value=0.9),
+        claim_result(
+            "cpt/fig1-c2", "undecided", estimate=-1.0, low=-2.0, high=0.5, decided=False, leaning="contradicted"
+        ),
+        claim_result("cpt/table5-c1", estimate=2.0, unit="ppl"),
+        claim_result("partial/fig1-c1", estimate=1.2, unit="x"),
+    ]
+    figure = forest(rows).figure
+    assert [axes.get_xlabel() for axes in figure.axes] == ["pp", "ppl", "ratio"]
+    assert [axes.lines[0].get_xdata()[0] for axes in figure.axes] == [0, 0, 1]  # where there is no effect
+    assert [text.get_text() for text in figure.axes[0].get_yticklabels()] == ["cpt/fig1-c1", "cpt/fig1-c2"]
+    plt.close(figure)
+
+
+# The board
+
+
+def board_of(*cells: Cell) -> ItemData:
+    return ItemData(Item("board", "methods", "board", "methods", "board/methods"), Results("mini", cells))
+
+
+def on_board(
+    *values: float, steps: int = 2000, cost: float = 100.0, model: str = "resnet8", **settings: object
+) -> Cell:
+    return made_up(
+        *values, gbitops=cost, training__steps=steps, model=model, dataset="cifar10_16", scale="mini", **settings
+    )
+
+
+def test_methods_are_compared_with_static_precision_of_equal_cost():
+    """By hand: at 0.6 of the cost, static 8 bits has 52 and 53 (between 50, 51 at 0.5 and 60, 61 at 1.0), CR 54 and 57."""
+    cells = [
+        on_board(60, 61, **STATIC),
+        on_board(50, 51, steps=1000, cost=50.0, **STATIC),
+        on_board(54, 57, cost=60.0, **CYCLIC),
+        on_board(70, 70, cost=60.0, model="resnet8_extra_skip", schedule="partial_pretrain"),
+        on_board(40, 40, cost=30.0, schedule="RTH"),
+        on_board(48, 48, cost=55.0, schedule="RR"),
+    ]
+    rows = {(row.cell.setting("schedule"), row.cost): row for row in board.rows_of(board_of(*cells))}
+    assert rows["CR", 0.6].gap.mean == pytest.approx((54 - 52 + 57 - 53) / 2)
+    assert rows["RTH", 0.3].gap is None, "cheaper than every static run"
+    assert rows["partial_pretrain", 0.6].gap is None, "another network"
+    assert rows["static", 0.5].gap is None
+    front = {key for key, row in rows.items() if row.best}
+    assert front == {("RTH", 0.3), ("static", 0.5), ("CR", 0.6), ("static", 1.0)}
+
+
+def test_without_shorter_static_runs_full_length_is_the_baseline():
+    other = on_board(58, 58, 58, quantizer="fp8", **STATIC)
+    cells = [on_board(60, 61, 62, **STATIC), on_board(59, 61, 60, cost=60.0, **CYCLIC), other]
+    found = board.rows_of(board_of(*cells))
+    rows = {(row.cell.setting("schedule"), row.cell.setting("quantizer")): row for row in found}
+    assert rows["CR", "sbm"].gap.mean == -1.0 and rows["static", "fp8"].gap.mean == -3.0
+    assert board.reference(found) == "static 8 bits of full length"
+    cells[2] = on_board(58, 58, 58, cost=90.0, quantizer="fp8", **STATIC)  # the cheaper one was taken for the baseline
+    figure, _ = board.draw_board(board_of(*cells))
+    labels = {text.get_text() for text in figure.legends[0].get_texts()}
+    assert labels == {"static 8 bits, by its steps", "static, by its bits, fp8", "cyclic"}
+    plt.close(figure)
+
+
+def test_board_has_a_picture_and_a_table_that_name_the_proxy():
+    cells = [
+        on_board(60, 61, 62, **STATIC),
+        on_board(50, 51, 52, steps=1000, cost=50.0, **STATIC),
+        on_board(54, 57, 55, cost=60.0, **CYCLIC),
+    ]
+    figure, caption = board.draw_board(board_of(*cells))
+    assert "16x16: a proxy" in figure.axes[0].get_title().replace("\n", " ") and "n = 3" in caption
+    (table,) = board.tables(board_of(*cells))
+    rows = [dict(zip(table.headings, row)) for row in table.rows]
+    assert [row["method"] for row in rows] == ["static 8 bits, 50 % of the steps", "CR 3-8 bits", "static 8 bits"]
+    assert rows[1]["difference to static 8 bits of equal cost"].startswith("+") and rows[1]["scale"] == "mini"
+    assert draw_item(board_of(cells[0], *(Cell({"seed": str(n)}, {}) for n in range(2)))) is None
+    plt.close(figure)
+
+
+# Papers do not know each other
+
+
+def test_no_code_is_of_one_paper_alone():
+    for room in ("analysis", "figure"):
+        names = {path.stem for path in (ROOT / "src" / "bitcycle" / "reproduction" / room).rglob("*.py")}
+        assert not names & set(PAPERS)
+    files = {path.stem: yaml.safe_load(path.read_text()) for path in data.DESCRIPTIONS.glob("*.yaml")}
+    assert set(files) == {*PAPERS, "board"}
+    for paper, content in files.items():
+        assert {f"{paper}/{name}" for name in content.get("items", {})} <= set(ITEMS)
+
+
+def test_a_paper_without_a_description_still_has_its_numbers(monkeypatch, tmp_path):
+    monkeypatch.setattr(data, "DESCRIPTIONS", tmp_path)
+    data._content.cache_clear()
+    entry = make_item(data_of("cpt/table2"), tmp_path)
+    data._content.cache_clear()
+    assert entry.picture is None and len(entry.tables[0].rows) == 120
+
+
+# Unchanged pictures are not redrawn
+
+
+def test_only_what_has_changed_is_drawn(tmp_path, monkeypatch):
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    drawn = []
+
+    def draw() -> Drawing:
+        drawn.append(1)
+        figure, axes = plt.subplots(figsize=(1, 1))
+        axes.fill_between([0, 1], [0, 1], hatch="/")  # hatches have names in SVG files
+        return Drawing(figure, "a caption")
+
+    def make_once(inputs: list[object]) -> bytes:
+        monkeypatch.setattr("bitcycle.cache._in_memory", {})  # as in another process
+        picture = write_picture("x", inputs, tmp_path / "x", draw)
+        assert picture.caption == "a caption"
+        return b"".join(file.read_bytes() for file in picture.files)
+
+    first = make_once([1])
+    assert make_once([1]) == first and len(drawn) == 1
+    assert make_once([2]) == first and len(drawn) == 2, "equal pictures are equal bytes"
+    (tmp_path / "x.png").write_bytes(b"")
+    assert make_once([2]) == first and len(drawn) == 2, "a file that was changed is restored"
+    assert write_picture("x", [3], tmp_path / "x", lambda: None) is None
+    assert not (tmp_path / "x.png").exists(), "no picture of results that are gone"

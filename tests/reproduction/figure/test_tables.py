@@ -1,0 +1,124 @@
+"""Tables of items: ours beside published numbers, where that is a comparison."""
+
+from __future__ import annotations
+
+import matplotlib.pyplot as plt
+import pytest
+
+from bitcycle.reproduction.analysis.aggregation import Results
+from bitcycle.reproduction.analysis.items import read_published
+from bitcycle.reproduction.figure.data import ItemData
+from bitcycle.reproduction.figure.make import draw_item
+from bitcycle.reproduction.figure.table import as_records, tables_of
+from bitcycle.reproduction.manifest import read_manifest
+from tests.conftest import ROOT
+from tests.reproduction.figures_cases import CYCLIC, ITEMS, PUBLISHED, SMALL, STATIC, data_of, made_up, proxied
+
+
+def records(data: ItemData) -> list[dict[str, str]]:
+    return as_records(tables_of(data))
+
+
+# Tables
+
+
+def test_at_the_papers_setting_ours_stand_beside_published_numbers():
+    pair = made_up(72.0, 73.0, 74.0, gbitops=60.0, **CYCLIC, **SMALL), made_up(70.0, 70.0, 70.0, **STATIC, **SMALL)
+    rows = records(data_of("cpt/table2", *pair))
+    found = [row for row in rows if row["source"] == "published" and row.get("ours")]
+    cpt = next(row for row in found if row["method"] == "CPT" and row["metric"] == "test_accuracy")
+    assert (cpt["published"], cpt["ours"], cpt["deviation"], cpt["n"]) == ("72.35", "73.00", "1.00", "3")
+    assert cpt["difference"] == "+0.650"
+
+
+def test_a_proxy_never_stands_in_the_row_of_another_network():
+    """46.35 of ResNet-8 stood in the row of ResNet-152 on CIFAR-100, with a difference to its published accuracy."""
+    pair = (
+        made_up(44.0, 45.0, **CYCLIC, model="resnet8", dataset="cifar10"),
+        made_up(46.35, **STATIC, model="resnet8", dataset="cifar10"),
+    )
+    proxies = [proxied(cell, model, "cifar100") for cell in pair for model in ("resnet74", "resnet164")]
+    rows = records(data_of("cpt/table2", *proxies, scale="mini"))
+    assert not any(row.get("ours") for row in rows if row["source"] == "published")
+    ours = [row for row in rows if row["source"] == "ours"]
+    assert len(ours) == 2, "two networks with the same trainings are one setting"
+    for row in ours:
+        assert (row["network"], row["data"], row["scale"], row["steps"]) == (
+            "ResNet-8",
+            "CIFAR-10",
+            "mini, proxy",
+            "64000",
+        )
+
+
+def test_differences_are_taken_seed_by_seed():
+    """The table said -2.47, unpaired, where the claim said -3.47 of the seed that both have."""
+    cells = (
+        made_up(43.0, **CYCLIC, model="resnet8", dataset="cifar10"),
+        made_up(46.47, 45.0, 44.94, **STATIC, model="resnet8", dataset="cifar10"),
+    )
+    row = next(
+        row
+        for row in records(data_of("cpt/fig1", *cells, scale="mini"))
+        if row.get("schedule") == "CR" and row["source"] == "ours"
+    )
+    assert row["difference to baseline"] == "-3.47"
+
+
+def test_runs_of_unequal_lengths_are_not_compared():
+    """A deficit that trains five times as long as the baseline says nothing about the deficit."""
+    common = {"model": "gcn_small", "dataset": "cora"}
+    window = {"schedule": "deficit", "schedule__start": 0, "schedule__end": 50, "schedule__q_max": 8}
+    cells = [
+        made_up(81.0, 82.0, training__steps=200, **STATIC, **common),
+        made_up(83.0, 83.0, training__steps=400, **STATIC, **common),
+        made_up(82.0, 84.0, training__steps=400, **window, **common),
+        made_up(70.0, 70.0, training__steps=300, **window, **common),
+    ]
+    rows = [row for row in records(data_of("better/fig8", *cells, scale="mini")) if row["source"] == "ours"]
+    found = {(row["schedule"], row["steps"]): row["difference to baseline"] for row in rows}
+    assert found["deficit", "400"] == "0.00" and found["deficit", "300"] == ""
+    assert found["static", "200"] == found["static", "400"] == "baseline"
+    axes = draw_item(data_of("better/fig8", *cells, scale="mini")).figure.axes[0]
+    assert [line.get_ydata()[0] for line in axes.get_lines() if line.get_marker() == "o"] == [0.0]
+    plt.close("all")
+
+
+def test_published_deviations_are_shown():
+    rows = records(data_of("better/table1"))
+    assert {row["published deviation"] for row in rows if row["published"] == "92.23"} == {"0.09"}
+
+
+GRU = {"schedule": "hlhlp", "model": "gru_hlhlp", "dataset": "ptb"}
+
+
+@pytest.mark.parametrize("item", ITEMS.values(), ids=ITEMS)
+def test_the_settings_of_a_published_number_name_one_cell_of_its_sweep(item):
+    file = item.sweep_file(ROOT / "sweeps")
+    rows = [row for suffix in ("", "_digitized") for row in read_published(item, PUBLISHED, suffix)]
+    wanted = {row.get("settings", "") for row in rows} - {""}
+    places = read_manifest(ROOT / "results" / "manifest" / file.parent.name / f"{file.stem}.csv") if wanted else []
+    for settings in wanted:
+        words = dict(word.split("=", 1) for word in settings.split() if not word.startswith("phase="))
+        at_paper = [place for place in places if place.scale == "paper" and not place.superseded]
+        found = {p.hash or p.cell for p in at_paper if all(p.paper.get(key, "") == text for key, text in words.items())}
+        assert len(found) == 1, settings
+
+
+def test_numbers_of_steps_are_those_at_the_ends_of_phases():
+    """HLHLp, table 6: what variants A and D had after each of their phases stands beside the published steps."""
+    item, cells = ITEMS["hlhlp/table6"], []
+    for bits, lengths, perplexities in (
+        ("[32,2,8,2]", "[50,30,30,30]", (95.0, 99.0, 92.0, 97.0)),
+        ("[32,2]", "[110,30]", (96.0, 112.0)),
+    ):
+        cell = made_up(perplexities[-1], **GRU, schedule__bits=bits, schedule__lengths=lengths)
+        object.__setattr__(cell.runs[0], "curve", {"phases": [{"final": number} for number in perplexities]})
+        cells.append(cell)
+    data = ItemData(item, Results("paper", tuple(cells)), read_published(item, PUBLISHED))
+    published, ours = tables_of(data)
+    rows = [dict(zip(published.headings, row)) for row in published.rows]
+    found = {row["group"]: row["ours"] for row in rows if row["ours"] and " step " in row["group"]}
+    expected = {f"(A) step {step}": value for step, value in enumerate(("95.00", "99.00", "92.00", "97.00"), 1)}
+    assert found == {**expected, "(D) step 3": "96.00", "(D) step 4": "112.00"}
+    assert [row[-1] for row in ours.rows] == ["95, 99, 92, 97", "96, 112"]

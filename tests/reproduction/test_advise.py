@@ -1,0 +1,188 @@
+"""Advice: what keeps within a budget, cheapest first, and what recorded runs say of it."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import asdict
+from functools import cache
+
+import pytest
+
+from bitcycle.files import as_csv
+from bitcycle.reproduction import advise
+from bitcycle.reproduction.analysis.collect import COLUMNS as SUMMARY_COLUMNS
+from bitcycle.schedule import SUITE
+from tests.conftest import configure
+
+
+def row(
+    schedule: str, seed: int, final: float, hash: str = "a", steps: int = 2000, **options: object
+) -> dict[str, object]:
+    """A recorded run of SBM on the digits as `collect` writes it."""
+    config = asdict(
+        configure(f"schedule={schedule}", *START, *(f"{k.replace('__', '.')}={v}" for k, v in options.items()))
+    )
+    values = {
+        "scale": "mini",
+        "model": "resnet8",
+        "dataset": "digits",
+        "quantizer": config["quantizer"]["name"],
+        "schedule": schedule,
+        "seed": seed,
+        "hash": hash,
+        "total_steps": steps,
+        "metric": "test_accuracy",
+        "q_min": config["schedule"]["q_min"],
+        "q_max": config["schedule"]["q_max"],
+        "final": final,
+        "train_samples": 1438,
+        "settings": json.dumps(config),
+    }
+    return {name: values.get(name) for name in SUMMARY_COLUMNS}
+
+
+START = ["dataset=digits", "model=resnet8"]
+
+
+@cache
+def advice(*overrides: str, budget: float = 0.6, measure: str | None = None, summary: str = "nothing.csv"):
+    from pathlib import Path
+
+    return advise.advise(advise._configured([*START, *overrides]), budget, measure, Path(summary))
+
+
+def test_the_cheapest_comes_first_and_all_keep_within_the_budget():
+    found = advice()
+    costs = [each["cost"] for each in found["candidates"]]
+    assert costs == sorted(costs)
+    assert costs[-1] <= 0.6
+    settings = [each["settings"] for each in found["candidates"]]
+    assert "schedule=RTH schedule.q_min=3 schedule.q_max=8" in settings
+    assert "schedule=ER schedule.q_min=3 schedule.q_max=8" not in settings
+    assert any("training.steps=" in each for each in settings)
+    everything = advice(budget=10.0)["candidates"]
+    assert {each["settings"].split()[0] for each in everything} == {f"schedule={name}" for name in (*SUITE, "static")}
+    assert len(everything) == 2 * 6 - 1 + 10 * 5 * 2 + 6
+
+
+def test_formats_and_peak_rates():
+    found = advice("quantizer=mx", "hardware=tensorcore", budget=0.99)
+    assert (found["measure"], found["device"]) == ("latency", "b200")
+    settings = {each["settings"]: each["cost"] for each in found["candidates"]}
+    assert 0.5 <= settings["schedule=static schedule.q_max=4"] < 0.6
+    # Gradients stay at 8 bits, so two of the three products run at the rate of 8 bits.
+    cyclic = "schedule=RTH schedule.q_min=4 schedule.q_max=8"
+    assert 5 / 6 < settings[cyclic] < 0.95
+    assert 0.5 < settings[f"{cyclic} schedule.gradient_min=4"] < settings[cyclic]
+    assert not any("q_min=5" in each or "q_min=3" in each for each in settings)
+    assert advice("quantizer=nvfp4", budget=2.0)["baseline"] == "static 4 bits"
+
+
+def test_costs_are_those_of_a_run():
+    from tests.conftest import plan
+
+    made = plan(
+        *START, "quantizer=mx", "schedule=RTH", "schedule.q_min=4", "training.steps=4000", "training.epochs=null"
+    )
+    found = {each["settings"]: each["cost"] for each in advice("quantizer=mx", budget=1.0)["candidates"]}
+    assert found["schedule=RTH schedule.q_min=4 schedule.q_max=8"] == pytest.approx(
+        made.cost().relative_to_static, abs=0.005
+    )
+
+
+@pytest.fixture(scope="module")
+def summary(tmp_path_factory):
+    """Static 8 bits and RTH with five seeds, CR with two, LR with one; and a run of another length."""
+    finals = [60.0, 61.0, 62.0, 63.0, 64.0]
+    rows = [row("static", seed, final) for seed, final in enumerate(finals)]
+    rows += [row("RTH", seed, final - 2 + 0.1 * seed, "b") for seed, final in enumerate(finals)]
+    rows += [row("CR", seed, finals[seed] + (-1) ** seed, "c") for seed in range(2)] + [row("LR", 0, 59.0, "d")]
+    rows += [row("static", seed, final - 1, "e", steps=1000) for seed, final in enumerate(finals)]
+    rows += [row("ER", 0, 10.0, "f", schedule__exp_k=2.0)]  # no candidate: another constant
+    path = tmp_path_factory.mktemp("results") / "summary" / "runs.csv"
+    path.parent.mkdir()
+    path.write_text(as_csv(SUMMARY_COLUMNS, rows))
+    return path
+
+
+def measured(summary, settings: str):
+    found = advise.advise(advise._configured(START), 1.0, None, summary)
+    return next(
+        each["measured"] for each in found["candidates"] if each["settings"] == f"{settings} schedule.q_max=8"
+    ), found
+
+
+def test_recorded_runs_are_compared_seed_by_seed(summary):
+    found, everything = measured(summary, "schedule=RTH schedule.q_min=3")
+    assert found["difference"] == pytest.approx(-1.8)
+    assert found["low"] == pytest.approx(-1.8 - 2.776 * 0.1581 / 5**0.5, abs=1e-3)
+    assert (found["n"], found["sureness"]) == (5, "worse")
+    assert "resnet8, digits, 1438 training samples, 2000 steps" in everything["evidence_from"]
+    assert measured(summary, "schedule=CR schedule.q_min=3")[0]["sureness"] == "undecided"
+    assert measured(summary, "schedule=LR schedule.q_min=3")[0]["sureness"] == "one seed: no interval"
+    assert measured(summary, "schedule=ER schedule.q_min=3")[0] is None
+    shorter = next(each for each in everything["candidates"] if each["cost"] == 0.5 and "steps" in each["settings"])
+    assert shorter["measured"]["difference"] == pytest.approx(-1)
+
+
+def test_runs_recorded_before_a_setting_existed_belong_to_the_same_group():
+    new, old = row("static", 0, 60.0), row("static", 0, 60.0)
+    settings = json.loads(old["settings"])
+    del settings["quantizer"]["least_step"], settings["training"]["learning_rate"]["delay_epochs"]
+    assert advise.group_of(new) == advise.group_of(old | {"settings": json.dumps(settings)})
+    assert advise.group_of(new) != advise.group_of(row("static", 0, 60.0, training__learning_rate__initial=0.5))
+
+
+def test_settings_without_effect_on_results_do_not_divide_groups():
+    """Runs on a GPU and on a CPU were two groups."""
+    here = row("static", 0, 60.0, training__device="cpu", training__log_steps=7)
+    assert advise.group_of(here) == advise.group_of(row("static", 0, 60.0))
+
+
+def test_superseded_runs_do_not_count_and_the_board_comes_first(summary):
+    manifest = summary.parents[1] / "manifest" / "board"
+    manifest.mkdir(parents=True)
+    lines = [
+        "scale,cell,hash,seeds,proxy,superseded,paper,ours",
+        "mini,1,b,0 1,,2026-01-01,{},{}",
+        "mini,2,a,0 1,,,{},{}",
+    ]
+    (manifest / "methods.csv").write_text("\n".join(lines) + "\n")
+    try:
+        rows, board = advise.recorded_runs(summary, "sbm")
+        assert board == {"a"}
+        assert "b" not in {each["hash"] for each in rows}
+        assert advise.recorded_runs(summary, "mx")[0] == []
+    finally:
+        (manifest / "methods.csv").unlink()
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (["budget=cheap"], "write budget=60"),
+        (["schedule=RTH"], "omit it"),
+        (["measure=money"], "latency, energy, bitops"),
+        ([*START, "measure=latency"], "hardware=tensorcore"),
+        (["top=all"], "top=all: is not a number of entries"),
+        (["top=0"], "top=0: is not a number of entries"),
+        (["summary=absent.csv"], "summary=absent.csv: no such file"),
+        (["json=yes"], "json=yes: is neither true nor false"),
+    ],
+)
+def test_what_is_refused(arguments, words, capsys, monkeypatch):
+    monkeypatch.setattr("sys.argv", ["advise", *arguments])
+    assert advise.main() == 2
+    assert words in capsys.readouterr().err
+
+
+def test_it_prints_a_table_or_json(summary, capsys, monkeypatch):
+    monkeypatch.setattr("sys.argv", ["advise", *START, f"summary={summary}", "budget=45%", "top=99"])
+    assert advise.main() == 0
+    out = capsys.readouterr().out
+    assert "at most 45 % of the bit operations of static 8 bits" in out
+    assert "schedule=RTH q_min=3 q_max=8" in out
+    assert "-1.80" in out
+    monkeypatch.setattr("sys.argv", ["advise", *START, "json=true", "budget=2"])
+    assert advise.main() == 0
+    assert json.loads(capsys.readouterr().out)["candidates"] == []

@@ -1,0 +1,75 @@
+"""The manifest: which run fills which cell, what is superseded, and what cannot be composed yet."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+from bitcycle.reproduction.analysis.aggregation import Run, find_results
+from bitcycle.reproduction.manifest import Place, plan_cells, read_manifest, record
+from bitcycle.sweep.registry import SCALES, Sweep
+from bitcycle.training.plan import hash_of
+from tests.conftest import ROOT, configure
+
+SWEEP = Sweep(
+    grids=[{"dataset": "cifar100", "model": ["resnet38", "resnet74"], "schedule": "static", "schedule.q_max": 8}],
+    trials={"paper": 3, "mini": 2},
+    at_scale={"mini": {"dataset": {"cifar100": "cifar10"}, "model": "resnet8", "dataset.train_samples": 4000}},
+)
+
+
+def compose(run: dict[str, str]):
+    return configure(*(f"{key}={value}" for key, value in run.items()))
+
+
+def run_of(place: Place, seed: int = 0) -> Run:
+    return Run({"scale": place.scale, "hash": place.hash, "seed": str(seed), "final": "50"}, {})
+
+
+def test_cells_that_become_equal_share_a_run_and_are_labelled():
+    places = plan_cells(SWEEP, "mini", compose)
+    assert [place.paper["model"] for place in places] == ["resnet38", "resnet74"]
+    assert len({place.hash for place in places}) == 1
+    assert {place.proxy for place in places} == {"resnet8, cifar10, 4000 samples"}
+    assert {place.seeds for place in places} == {(0, 1)}
+    paper = plan_cells(SWEEP, "paper", compose)
+    assert {place.proxy for place in paper} == {""} and len({place.hash for place in paper}) == 2
+    wanted = compose({"dataset": "cifar100", "model": "resnet38", "schedule": "static", "schedule.q_max": "8"})
+    assert paper[0].hash == hash_of(wanted)
+
+
+def test_a_superseded_run_leaves_tables_and_verdicts_and_stays_on_record(tmp_path):
+    first = record("x/y", SWEEP, "mini", compose, tmp_path)
+    runs = [run_of(first[0])]
+    assert len(find_results(first, runs).done) == 2
+    longer = replace(SWEEP, at_scale={"mini": {**SWEEP.at_scale["mini"], "training.steps": 77}})
+    kept = record("x/y", longer, "mini", compose, tmp_path, recorded={first[0].hash})
+    assert [bool(place.superseded) for place in kept] == [False, False, True, True]
+    assert not find_results(kept, runs).done
+    assert read_manifest(tmp_path / "x" / "y.csv") == kept
+    assert len(record("x/y", longer, "mini", compose, tmp_path)) == 2, "a run that nobody recorded leaves no trace"
+
+
+def test_a_cell_that_cannot_be_composed_keeps_its_run(tmp_path):
+    first = record("x/y", SWEEP, "mini", compose, tmp_path)
+    later = record("x/y", SWEEP, "mini", lambda run: "its initial weights are not here", tmp_path)
+    assert [place.hash for place in later] == [place.hash for place in first]
+
+
+def test_other_scales_stay_as_they_are(tmp_path):
+    record("x/y", SWEEP, "paper", compose, tmp_path)
+    both = record("x/y", SWEEP, "mini", compose, tmp_path)
+    assert [place.scale for place in both] == ["paper", "paper", "mini", "mini"]
+
+
+def test_every_sweep_has_a_manifest_that_is_up_to_date():
+    """What is compared is cheap: every cell of the grids has its row; hashes are compared where sweeps are composed."""
+    from bitcycle.sweep.grid import expand
+    from bitcycle.sweep.registry import read_sweep
+
+    for path in sorted((ROOT / "sweeps").glob("*/*.yaml")):
+        rows = read_manifest(ROOT / "results" / "manifest" / Path(path.parent.name, f"{path.stem}.csv"))
+        cells = expand(read_sweep(path).grids, {})
+        wanted = {str(sorted((key, value) for key, value in cell.items() if key != "seed")) for cell in cells}
+        for scale in SCALES:
+            assert sum(row.scale == scale and not row.superseded for row in rows) == len(wanted), (path, scale)

@@ -24,7 +24,7 @@ from bitcycle.reproduction.analysis.contrast import Pool
 from bitcycle.reproduction.analysis.frozen import read_families
 from bitcycle.reproduction.analysis.items import PUBLISHED, SWEEPS, Item, read_items
 from bitcycle.reproduction.analysis.verdict import judge, write_claims
-from bitcycle.reproduction.figure import board, landscape, phases, plots, schematic
+from bitcycle.reproduction.figure import board, landscape, phases, plots, recipes, schematic
 from bitcycle.reproduction.figure.data import ItemData, gather
 from bitcycle.reproduction.figure.page import Entry, Picture, write_pages
 from bitcycle.reproduction.figure.run import bits_and_loss, bits_of_blocks, range_tests
@@ -38,7 +38,7 @@ FIGURES = Path("figures")
 KINDS: dict[str, Callable[..., Optional[Drawing]]] = {
     function.__name__: function
     for function in (
-        *(plots.tradeoff, plots.points_by_setting, plots.curves, plots.splits, board.draw_board),
+        *(plots.tradeoff, plots.points_by_setting, plots.curves, plots.splits, board.draw_board, recipes.draw_recipes),
         *(landscape.contours, landscape.planes, landscape.measured),
         *(range_tests, bits_and_loss, bits_of_blocks),
         *(schematic.diagram, schematic.suite_picture, schematic.cosine_picture, schematic.static_and_cyclic),
@@ -90,7 +90,8 @@ def make_item(data: ItemData, folder: Path) -> Entry:
     picture = None
     if data.spec.pictures:
         picture = write_picture(item.id, inputs_of(data), path, lambda: draw_item(data))
-    tables = board.tables(data) if item.paper == "board" else tables_of(data)
+    of_board = recipes.tables if item.name == "four_bit" else board.tables
+    tables = of_board(data) if item.paper == "board" else tables_of(data)
     records, table, page = as_records(tables), *(path.with_name(f"{path.name}.{ending}") for ending in ("csv", "md"))
     if records:
         write_csv(table, list(dict.fromkeys(name for record in records for name in record)), records)

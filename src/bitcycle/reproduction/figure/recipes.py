@@ -1,0 +1,173 @@
+"""The board of 4-bit recipes: the gap to float in bits per byte against training cost, and the claims of the recipes' sources.
+
+Static MXFP8 trained for fewer steps is the baseline of equal cost. Claims about single ingredients are tested by the rule of all
+claims, as a frozen family of their own in results/published/recipes.
+"""
+
+from typing import NamedTuple
+
+from bitcycle.reproduction.analysis.aggregation import Cell
+from bitcycle.reproduction.analysis.claims import read_claims
+from bitcycle.reproduction.analysis.contrast import contrast, fact
+from bitcycle.reproduction.analysis.frozen import read_families
+from bitcycle.reproduction.analysis.labels import schedule_of
+from bitcycle.reproduction.analysis.metrics import EVALUATED, estimate_of
+from bitcycle.reproduction.analysis.statistics import Estimate
+from bitcycle.reproduction.analysis.verdict import judge
+from bitcycle.reproduction.figure.data import ItemData, cost_against, panels_of
+from bitcycle.reproduction.figure.plots import draw_points, label_axes, point
+from bitcycle.reproduction.figure.style import Drawing, Style, panels
+from bitcycle.reproduction.figure.table import Table, interval, number, signed
+
+METRIC = f"{EVALUATED}test_bits_per_byte"
+CLAIMS = "results/published/recipes"
+STATIC = {("fp8", 8): "FP8", ("mx", 8): "MXFP8", ("mx", 4): "MXFP4", ("nvfp4", 4): "NVFP4"}
+RECIPES = {"nvfp4_pretraining": "NVFP4 recipe", "mxfp4_backward": "MXFP4 recipe"}
+INGREDIENTS = {
+    "quantizer.float_share": ("float layers", {"nvfp4_pretraining": 0.15}),
+    "quantizer.hadamard": ("Hadamard", {"nvfp4_pretraining": ["wgrad"], "mxfp4_backward": ["dgrad", "wgrad"]}),
+    "quantizer.square_weights": ("square scales", {"nvfp4_pretraining": True}),
+    "quantizer.stochastic": ("stochastic rounding", {"nvfp4_pretraining": True, "mxfp4_backward": True}),
+    "quantizer.stochastic_operands": ("stochastic operands", {"mxfp4_backward": True}),
+    "quantizer.headroom": ("headroom", {"mxfp4_backward": True}),
+}
+"""Option -> its name, and its value in each recipe that has it."""
+SHARE = 0.18
+"""Share of the run after the late switch of the recipe."""
+COLOURS = {"static": "0.35", "late_switch": "#0072b2", "mxfp4_backward": "#d55e00", "RTH": "#009e73", "CR": "#009e73"}
+PUBLISHED_GAPS = [
+    {
+        "source": "arXiv 2509.25149, abstract",
+        "model": "12-billion-parameter model, 10 trillion tokens",
+        "published": "NVFP4 recipe against FP8: MMLU-pro 62.58 % and 62.62 %",
+    },
+    {
+        "source": "arXiv 2502.20586, abstract",
+        "model": "GPT models of up to 6.7 billion parameters",
+        "published": "MXFP4 recipe against BF16: near-lossless",
+    },
+]
+"""What the sources report: of other models, at another scale and in another metric."""
+
+
+class Arm(NamedTuple):
+    """An arm of the board."""
+
+    name: str
+    cell: Cell
+    cost: float  # bit operations relative to float
+    value: Estimate  # bits per byte
+    gap: Estimate | None  # minus float, paired by seed; None for float itself
+
+
+def arm_name(cell: Cell, longest: int) -> str:
+    """An arm in words; `longest` is the number of steps of a full run."""
+    quantizer, schedule = str(cell.setting("quantizer")), schedule_of(cell)
+    if quantizer == "none":
+        return "float"
+    if quantizer not in RECIPES:
+        name, steps = STATIC[quantizer, int(cell.setting("schedule.q_max"))], fact(cell, "steps")
+        return name if steps == longest else f"{name}, {100 * steps / longest:.0f} % of the steps"
+    if schedule in ("RTH", "CR"):
+        return f"{schedule} over formats" + (", gradients too" if cell.setting("schedule.gradient_formats") else "")
+    missing = [
+        name
+        for option, (name, values) in INGREDIENTS.items()
+        if quantizer in values and cell.setting(option) != values[quantizer]
+    ]
+    words = RECIPES[quantizer] + (f" without {' and '.join(missing)}" if missing else "")
+    if schedule == "static":
+        return f"{words} without late switch"
+    share = float(cell.setting("schedule.share", SHARE)) if schedule == "late_switch" else SHARE
+    return words if share == SHARE else f"{words}, last {100 * share:.0f} % float"
+
+
+def arms_of(data: ItemData) -> list[Arm]:
+    """All arms with runs, cheapest first; empty without runs of float."""
+    cells = [cell for panel in panels_of(data) for cell in panel.cells]
+    base = next((cell for cell in cells if cell.setting("quantizer") == "none"), None)
+    if base is None:
+        return []
+    longest, found = fact(base, "steps"), []
+    for cell in cells:
+        cost, value = cost_against(cell, base), estimate_of(cell, METRIC)
+        if cost is not None and value is not None:
+            gap = None if cell is base else contrast([cell], [base], (), (METRIC, METRIC)).estimate(data.pool)
+            found.append(Arm(arm_name(cell, longest), cell, cost, value, gap))
+    return sorted(found, key=lambda arm: (arm.cost, arm.name))
+
+
+def draw_recipes(data: ItemData) -> Drawing | None:
+    """Draw the gap of every arm to float against its cost, and the static baseline of equal cost; names are at the right."""
+    arms = [arm for arm in arms_of(data) if arm.gap is not None]
+    if not arms:
+        return None
+    figure, (axes,) = panels(1, width=9.5, height=5.6)
+    for arm in arms:
+        if arm.gap is not None:
+            draw_points(axes, Style("", COLOURS.get(schedule_of(arm.cell), "0.5")), [point(arm.cost, arm.gap)])
+    curve = [(arm.cost, arm.gap.mean) for arm in arms if arm.gap and arm.name.startswith("MXFP8")]
+    axes.plot(*zip(*curve), color="0.35", linestyle="--", linewidth=1)
+    axes.axhline(0, color="black", linewidth=1)
+    ordered = sorted(arms, key=lambda arm: arm.gap.mean if arm.gap else 0.0)
+    for place, arm in enumerate(ordered):
+        colour = COLOURS.get(schedule_of(arm.cell), "0.5")
+        axes.annotate(
+            arm.name,
+            (arm.cost, arm.gap.mean if arm.gap else 0.0),
+            (1.02, (place + 0.5) / len(ordered)),
+            textcoords="axes fraction",
+            fontsize=7,
+            color=colour,
+            va="center",
+            annotation_clip=False,
+            arrowprops={"arrowstyle": "-", "color": colour, "linewidth": 0.3, "shrinkA": 0, "shrinkB": 3},
+        )
+    cost, gap = "bit operations of training relative to float", "bits per byte above float"
+    label_axes(axes, f"{panels_of(data)[0].name}, {data.results.scale} scale: a proxy", cost, gap, 90)
+    return Drawing(
+        figure,
+        "Gap to float on the test text, paired by seed, with 95 % intervals (hollow: one seed, or no"
+        " known deviation); dashed: static MXFP8 trained for fewer steps, the baseline of equal cost."
+        f" {data.results.trials}.",
+    )
+
+
+def tables(data: ItemData) -> list[Table]:
+    """The arms, the claims of the recipes' sources, and what the sources report; empty if there are no runs."""
+    arms = arms_of(data)
+    if not arms:
+        return []
+    rows = [
+        {
+            "arm": arm.name,
+            "scale": data.results.scale or "",
+            "steps": f"{fact(arm.cell, 'steps'):,}",
+            "bits per byte": number(arm.value.mean),
+            "n": str(arm.value.n),
+            "gap to float": signed(arm.gap.mean if arm.gap else None),
+            "95 % interval": interval(arm.gap, signed),
+            "cost relative to float": number(arm.cost),
+        }
+        for arm in arms
+    ]
+    published = data.root / CLAIMS
+    verdicts = judge(read_claims(published), {data.item.id: data.results}, data.pool, read_families(published))
+    claims = [
+        {
+            "claim": row.sentence,
+            "source": row.section,
+            "verdict": row.verdict,
+            "with minus without, bits per byte": signed(row.estimate),
+            "95 % interval": "" if row.low is None else f"{signed(row.low)} to {signed(row.high)}",
+            "n": str(row.n or ""),
+            "p, corrected": number(row.p_corrected),
+            "remark": row.reason,
+        }
+        for row in verdicts
+    ]
+    return [
+        Table("Arms, cheapest first", rows),
+        Table("Claims of the recipes' sources, a frozen family apart from the claims of the papers", claims),
+        Table("Published, of other models at another scale, not comparable with the numbers above", PUBLISHED_GAPS),
+    ]

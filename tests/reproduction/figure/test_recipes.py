@@ -1,0 +1,89 @@
+"""The board of 4-bit recipes, from made-up runs."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from bitcycle.reproduction.analysis.aggregation import Cell, Results
+from bitcycle.reproduction.analysis.contrast import Pool
+from bitcycle.reproduction.analysis.items import Item
+from bitcycle.reproduction.figure import recipes
+from bitcycle.reproduction.figure.data import ItemData
+from tests.conftest import ROOT
+from tests.reproduction.figures_cases import made_up
+
+NVFP4 = {
+    "quantizer": "nvfp4_pretraining",
+    "schedule": "late_switch",
+    "quantizer__float_share": 0.15,
+    "quantizer__hadamard": "[wgrad]",
+    "quantizer__square_weights": "true",
+    "quantizer__stochastic": "true",
+    "schedule__share": 0.18,
+}
+
+
+def cell(*losses: float, gbitops: float, **settings: object) -> Cell:
+    """A cell with these bits per byte."""
+    common = {"model": "llama", "dataset": "wikitext2_bytes", "training__steps": 500, "schedule": "static"}
+    found = made_up(*losses, scale="mini", gbitops=gbitops, **{**common, **settings})
+    for run, loss in zip(found.runs, losses, strict=True):
+        run.__dict__["curve"] = {"final": {"test_bits_per_byte": loss}}
+    return found
+
+
+def board(*cells: Cell) -> ItemData:
+    runs = [run for one in cells for run in one.runs]
+    item = Item("board", "four_bit", "board", "recipes", "board/four_bit")
+    return ItemData(item, Results("mini", tuple(cells)), root=ROOT, pool=Pool(runs))
+
+
+@pytest.fixture
+def data() -> ItemData:
+    return board(
+        cell(2.0, 2.1, 2.2, gbitops=1000.0, quantizer="none"),
+        cell(2.1, 2.2, 2.3, gbitops=100.0, quantizer="mx", schedule__q_max=8),
+        cell(2.5, 2.6, 2.7, gbitops=50.0, quantizer="mx", schedule__q_max=8, training__steps=250),
+        cell(2.21, 2.30, 2.42, gbitops=200.0, **NVFP4),
+        cell(2.41, 2.50, 2.63, gbitops=200.0, **{**NVFP4, "quantizer__hadamard": "[]"}),
+        cell(2.31, 2.42, 2.50, gbitops=150.0, **{**NVFP4, "schedule__share": 0.05}),
+    )
+
+
+def test_arms_have_names_costs_and_gaps_paired_by_seed(data: ItemData) -> None:
+    arms = {arm.name: arm for arm in recipes.arms_of(data)}
+    assert list(arms) == [
+        "MXFP8, 50 % of the steps",
+        "MXFP8",
+        "NVFP4 recipe, last 5 % float",
+        "NVFP4 recipe",
+        "NVFP4 recipe without Hadamard",
+        "float",
+    ]
+    assert arms["MXFP8"].cost == pytest.approx(0.1)
+    gap = arms["MXFP8"].gap
+    assert gap is not None and gap.mean == pytest.approx(0.1) and gap.n == 3
+    assert arms["float"].gap is None
+
+
+def test_picture_names_every_arm_but_float(data: ItemData) -> None:
+    drawing = recipes.draw_recipes(data)
+    assert drawing is not None
+    named = {text.get_text() for text in drawing.figure.axes[0].texts}
+    assert named == {arm.name for arm in recipes.arms_of(data)} - {"float"}
+
+
+def test_claims_compare_the_recipe_with_one_ingredient_left_out(data: ItemData) -> None:
+    claims = {row["claim"]: row for row in recipes.tables(data)[1].records}
+    row = next(row for claim, row in claims.items() if "Hadamard transform of the weight" in claim)
+    assert float(row["with minus without, bits per byte"]) == pytest.approx(-0.203, abs=1e-3)
+    assert row["n"] == "3" and len(claims) == 7
+    untested = next(row for claim, row in claims.items() if "15 %" in claim)
+    assert untested["with minus without, bits per byte"] == ""
+
+
+def test_without_float_there_is_no_board(data: ItemData) -> None:
+    cells = data.results.cells[1:]
+    assert recipes.draw_recipes(replace(data, results=Results("mini", cells))) is None

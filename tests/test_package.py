@@ -98,7 +98,7 @@ def test_light_imports(statement):
     loaded = imported_by(statement)
     assert not loaded & {"torch", "numpy", "hydra", "omegaconf", "rich", "scipy", "pandas"}
     ours = {name.split(".")[1] for name in loaded if name.startswith("bitcycle.")}
-    assert ours <= {"schedule", "settings", "presets", "cli", "errors", "files", "signals", "threads"}
+    assert ours <= {"precision", "schedule", "settings", "presets", "cli", "errors", "files", "signals", "threads"}
 
 
 OPTIONAL = {

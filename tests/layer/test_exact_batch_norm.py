@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 import bitcycle
 from bitcycle.layer.batch_norm import TrainedBatchNorm2d, _is_exact
-from bitcycle.layer.relu import NotingReLU, use_operators
+from bitcycle.layer.relu import RecordingReLU, use_operators
 
 pytestmark = pytest.mark.skipif(not _is_exact(), reason="needs g++, AVX-512 and kernels of PyTorch that round alike")
 
@@ -80,7 +80,7 @@ def test_steps_are_pytorchs(name, threads):
     network = NETWORKS[name].to(memory_format=torch.channels_last)
     for x in images():
         ours = use_operators(copy.deepcopy(network))
-        assert any(isinstance(module, (TrainedBatchNorm2d, NotingReLU)) for module in ours)
+        assert any(isinstance(module, (TrainedBatchNorm2d, RecordingReLU)) for module in ours)
         assert_same(trained(ours, x), trained(copy.deepcopy(network), x))
 
 

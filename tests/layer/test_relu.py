@@ -12,7 +12,7 @@ from torch import nn
 import bitcycle
 from bitcycle.cpp.extension import operators
 from bitcycle.cpp.operators import AFFINE
-from bitcycle.layer.relu import NotingReLU, add_relu
+from bitcycle.layer.relu import RecordingReLU, add_relu
 from bitcycle.quantizer.sbm import SbmActivation
 
 pytestmark = pytest.mark.skipif(operators(AFFINE) is None, reason="needs g++")
@@ -22,7 +22,7 @@ pytestmark = pytest.mark.skipif(operators(AFFINE) is None, reason="needs g++")
 def test_it_is_relu_bit_for_bit_and_keeps_a_byte(inplace):
     x, kept = torch.tensor([-1.0, 0.0, 2.0, -0.0, torch.inf, torch.nan]), []
     found = []
-    for relu in (nn.ReLU(inplace), NotingReLU(inplace)):
+    for relu in (nn.ReLU(inplace), RecordingReLU(inplace)):
         leaf = x.clone().requires_grad_()
         with torch.autograd.graph.saved_tensors_hooks(lambda saved: kept.append(saved) or saved, lambda saved: saved):
             y = relu(leaf + 0)
@@ -34,7 +34,7 @@ def test_it_is_relu_bit_for_bit_and_keeps_a_byte(inplace):
 
 def test_it_can_be_differentiated_twice():
     found = []
-    for relu in (nn.ReLU(), NotingReLU()):
+    for relu in (nn.ReLU(), RecordingReLU()):
         x = torch.randn(50, generator=torch.Generator().manual_seed(0)).requires_grad_()
         (first,) = torch.autograd.grad((relu(x) ** 3).sum(), x, create_graph=True)
         found.append(torch.autograd.grad(first.square().sum(), x)[0])
@@ -68,7 +68,7 @@ def test_the_relu_of_a_sum_is_pytorchs(threads, needed):
     try:
         for a, b in summands():
             found = []
-            for relu in (nn.ReLU(inplace=True), NotingReLU(inplace=True)):
+            for relu in (nn.ReLU(inplace=True), RecordingReLU(inplace=True)):
                 leaves = [
                     x.clone(memory_format=torch.preserve_format).requires_grad_(need) for x, need in zip((a, b), needed)
                 ]
@@ -87,7 +87,7 @@ def test_the_relu_of_a_sum_is_pytorchs(threads, needed):
 
 def test_the_relu_of_a_sum_twice_differentiated_and_under_autocast():
     found = []
-    for relu in (nn.ReLU(), NotingReLU()):
+    for relu in (nn.ReLU(), RecordingReLU()):
         x = torch.randn(50, generator=torch.Generator().manual_seed(0)).requires_grad_()
         (first,) = torch.autograd.grad((add_relu(relu, x, x**2 - 1) ** 3).sum(), x, create_graph=True)
         with torch.autocast("cpu"):
@@ -99,7 +99,7 @@ def test_the_relu_of_a_sum_twice_differentiated_and_under_autocast():
 
 
 def test_without_a_graph_ranges_are_noted_and_tensors_changed_in_place():
-    relu, quantizer, x = NotingReLU(inplace=True), SbmActivation(compile=True), torch.randn(300) - 0.5
+    relu, quantizer, x = RecordingReLU(inplace=True), SbmActivation(compile=True), torch.randn(300) - 0.5
     expected = torch.relu(x)
     with torch.no_grad():
         assert relu(x) is x
@@ -150,7 +150,7 @@ def test_networks_train_as_with_pytorchs(threads):
             found, held = [], []
             for compile in (False, True):
                 model = bitcycle.quantize_model(copy.deepcopy(network()), float_layers=[], compile=compile)
-                assert any(type(module) is NotingReLU for module in model) == compile
+                assert any(type(module) is RecordingReLU for module in model) == compile
                 if hook:
                     model[1].register_forward_hook(change)
                     model[2].register_forward_hook(lambda _, __, y, held=held: y.register_hook(held.append) and None)

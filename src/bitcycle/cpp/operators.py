@@ -33,7 +33,7 @@ class GradientRange(IntEnum):
 
 
 def apply_to(x: Tensor) -> bool:
-    """Whether operators apply to x, a float32 tensor on a CPU, and no trace records operations."""
+    """Whether operators apply to x, a float32 tensor on a CPU, and no trace records operations. x has any shape."""
     return (
         x.is_cpu
         and x.dtype == torch.float32
@@ -44,10 +44,10 @@ def apply_to(x: Tensor) -> bool:
 
 
 def cpp_operators(x: Tensor, compile: bool, source: Path = AFFINE) -> Any | None:
-    """The operators, if enabled and applicable to x; None otherwise."""
+    """The operators, if enabled and applicable to x; None otherwise. x has any shape."""
     return operators(source) if compile and apply_to(x) else None
 
 
 def batch_operators(x: Tensor, compile: bool) -> Any | None:
-    """The operators that take statistics of x, if x is the whole batch; None otherwise."""
+    """The operators that take statistics of x, if x is the whole batch; None otherwise. x has any shape."""
     return cpp_operators(x, compile) if distributed.current_shard() is None else None

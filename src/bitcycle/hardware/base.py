@@ -209,8 +209,11 @@ class CostMeter:
         self.per_operation: defaultdict[str, Counter[Precision]] = defaultdict(Counter)
 
     def add(self, precision: Precision, samples: int, operation: str | None = None) -> None:
-        """Add training samples at `precision`; with `operation`, an operation (or a module that contains operations) whose bits
-        are chosen per sample, for it alone: the samples must be added once more without it, and those that skip it left out."""
+        """Add training samples at `precision`.
+
+        With `operation`, the name of an operation (or of a module that contains operations) whose bits are chosen per sample,
+        they count for it only. Such samples are also added once without `operation`; those that skip it are not added for it.
+        """
         counts = self.histogram if operation is None else self.per_operation[operation]
         counts[precision] += samples
 

@@ -1,8 +1,8 @@
 """ReLU as a C++ operator on a CPU (cpp/relu.h), with identical results.
 
-It notes the range of its output for the quantizer that reads it next, saves a mask of one byte per element for the backward pass,
-as the next layer saves the quantized output instead, and masks the gradient in place if nobody else holds it. Residual blocks
-call `add_relu`, which is then one operator instead of two.
+It records the range of its output for the quantizer that reads it next, saves a mask of one byte per element for the backward
+pass, as the next layer saves the quantized output instead, and masks the gradient in place if its reference count is one.
+Residual blocks call `add_relu`, which is then one operator instead of two.
 """
 
 from collections.abc import Callable
@@ -15,7 +15,7 @@ from bitcycle.layer.batch_norm import TrainedBatchNorm2d
 from bitcycle.layer.twin import replace_modules, twin_of
 
 
-class NotingReLU(nn.ReLU):
+class RecordingReLU(nn.ReLU):
     """A torch.nn.ReLU of x, or of the sum x + added, that is an operator in training where there is one."""
 
     compile_kernel = True
@@ -41,13 +41,13 @@ class NotingReLU(nn.ReLU):
 
 
 def add_relu(relu: nn.Module, x: Tensor, added: Tensor) -> Tensor:
-    """relu(x + added), as one operator if `relu` is a NotingReLU."""
-    return relu(x, added) if isinstance(relu, NotingReLU) else relu(x + added)
+    """relu(x + added), as one operator if `relu` is a RecordingReLU. Any shape, kept."""
+    return relu(x, added) if isinstance(relu, RecordingReLU) else relu(x + added)
 
 
 def use_operators(model: nn.Module) -> nn.Module:
     """The model with operators for each torch.nn.ReLU and torch.nn.BatchNorm2d."""
-    twins: dict[type[nn.Module], type[nn.Module]] = {nn.ReLU: NotingReLU, nn.BatchNorm2d: TrainedBatchNorm2d}
+    twins: dict[type[nn.Module], type[nn.Module]] = {nn.ReLU: RecordingReLU, nn.BatchNorm2d: TrainedBatchNorm2d}
     return replace_modules(
         model, lambda module: twin_of(module, twins[type(module)]) if type(module) in twins else module
     )

@@ -19,8 +19,8 @@ class HoldsTensors(nn.Module):
 
     held: tuple[str, ...] = ()
 
-    def hold(self, name: str, value: Tensor) -> None:
-        """Keep `value` as the attribute `name`."""
+    def register_state(self, name: str, value: Tensor) -> None:
+        """Register `value` as the attribute `name`, which moves with the module but is not saved."""
         self.held = tuple(dict.fromkeys((*self.held, name)))
         setattr(self, name, value)
 
@@ -65,9 +65,9 @@ class PrecisionState(HoldsTensors):
         self.has_small_gradients = False
         """Whether some layer has warned that its gradients are too small for their quantizer."""
         for role in ROLES:
-            self.hold(f"{role}_bits", torch.zeros((), dtype=torch.int64))
-        self.hold("step_key", torch.zeros((), dtype=torch.int32))
-        self.hold("step_number", torch.zeros((), dtype=torch.int32))
+            self.register_state(f"{role}_bits", torch.zeros((), dtype=torch.int64))
+        self.register_state("step_key", torch.zeros((), dtype=torch.int32))
+        self.register_state("step_number", torch.zeros((), dtype=torch.int32))
         self.saved_bits, self.saved_as = torch.zeros(3, dtype=torch.int64), ""
         self.set(precision)
 

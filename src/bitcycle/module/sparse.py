@@ -69,7 +69,8 @@ def make_edges(pairs: Tensor, nodes: int) -> Edges:
 
 
 def compressed(keys: Tensor, values: Tensor, count: int) -> tuple[Tensor, Tensor]:
-    """Offsets of the keys 0 .. count-1, and the values stably sorted by their keys, both int32."""
+    """Offsets of the keys 0 .. count-1, and the values stably sorted by their keys, both int32. Offsets [count + 1]; keys and
+    values [edges]."""
     order = keys.argsort(stable=True)
     numbers = torch.arange(count + 1, dtype=keys.dtype, device=keys.device)
     offsets = torch.searchsorted(keys[order], numbers)  # bincount would make the host wait
@@ -88,7 +89,7 @@ def neighbour_sum(h: Tensor, edges: Edges) -> Tensor:
 
 
 def neighbour_mean(h: Tensor, edges: Edges) -> Tensor:
-    """The mean of h over the sources of each destination's edges; 0 without edges."""
+    """The mean of h over the sources of each destination's edges; 0 without edges. [sources, F] -> [destinations, F]."""
     return neighbour_sum(h, edges) / edges.in_degrees()
 
 

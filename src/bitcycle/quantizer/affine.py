@@ -42,7 +42,8 @@ def fake_quantize(
 def encode(
     x: Tensor, zero_point: Tensor, value_range: Tensor, bits: Tensor, noise: Tensor | None = None
 ) -> tuple[Tensor, Tensor]:
-    """The codes n of x, integers from 0 to 2^bits - 1 in float32, and the step s; arguments as of `fake_quantize`."""
+    """The codes n of x, integers from 0 to 2^bits - 1 in float32, and the step s; arguments as of `fake_quantize`. Both have
+    the shapes of x and of its range."""
     levels = ((1 << bits) - 1).to(x.dtype)
     scale = (value_range / levels).clamp_min(MINIMUM_SCALE)
     code = (x - zero_point) / scale
@@ -58,7 +59,7 @@ def keyed_noise(x: Tensor, keys: Sequence[Any]) -> Tensor | None:
 
 
 def quantize_per_row(rows: Tensor, bits: Tensor) -> Tensor:
-    """Fake-quantize each row of a matrix with its own minimum and maximum."""
+    """Fake-quantize each row of a matrix with its own minimum and maximum. Rows [N, F], as the result."""
     low, high = torch.aminmax(rows, dim=1, keepdim=True)
     return fake_quantize(rows, low, high - low, bits)
 
@@ -93,7 +94,7 @@ def quantize_in_range(
 
 
 def tensor_range(x: Tensor) -> tuple[Tensor, Tensor]:
-    """Minimum and maximum of a tensor."""
+    """Minimum and maximum of a tensor. Both are scalars."""
     low, high = torch.aminmax(x)
     return low, high
 
@@ -124,7 +125,8 @@ def quantize_and_observe(
     low: Tensor | None = None,
     high: Tensor | None = None,
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Fake-quantize with the range of this batch, and update the running range. A shard needs minimum and maximum of the batch.
+    """Fake-quantize with the range of this batch, and update the running range. A shard needs minimum and maximum of the
+    batch. x and the result have any shape; bits and statistics are scalars.
 
         running <- momentum * running + (1 - momentum) * current          if bits > 0; unchanged at full precision
 
@@ -141,14 +143,15 @@ def quantize_and_observe(
 def observed(
     running_zero_point: Tensor, running_range: Tensor, low: Tensor, value_range: Tensor, bits: Tensor, momentum: float
 ) -> tuple[Tensor, Tensor]:
-    """The new running zero point and range after a batch with minimum `low`; unchanged at full precision."""
+    """The new running zero point and range after a batch with minimum `low`; unchanged at full precision. All are scalars."""
     zero_point = torch.where(bits > 0, running_zero_point * momentum + low * (1 - momentum), running_zero_point)
     observed_range = torch.where(bits > 0, running_range * momentum + value_range * (1 - momentum), running_range)
     return zero_point, observed_range
 
 
 def observed_in_turn(running: Tensor, values: Tensor, bits: Tensor, momentum: float) -> Tensor:
-    """The value of `running` after T successive updates with `values`; unchanged at full precision.
+    """The value of `running` after T successive updates with `values`; unchanged at full precision. `running` is a scalar,
+    `values` [T].
 
     momentum^T running + (1 - momentum) sum_t momentum^(T - 1 - t) values_t          for t = 0 ... T - 1
     """

@@ -53,7 +53,8 @@ class _BackwardOnly(torch.autograd.Function):
 
 
 def straight_through(function: Callable[..., Any], x: Tensor, *arguments: Any) -> Any:
-    """function(x, *arguments) with a straight-through (first) result: dL/dx = dL/dy, without a clipping mask."""
+    """function(x, *arguments) with a straight-through (first) result: dL/dx = dL/dy, without a clipping mask. Any shapes;
+    dL/dy has that of x."""
     return _StraightThrough.apply(x, function, *arguments)
 
 
@@ -61,17 +62,18 @@ def with_gradient(
     function: Callable[..., Tensor], gradient: Callable[..., Any], x: Tensor, *arguments: Tensor
 ) -> Tensor:
     """function(x, *arguments) with a custom gradient: dL/dx = gradient(dL/dy, x, *arguments), or a tuple of dL/dx and the
-    gradients of the first arguments."""
+    gradients of the first arguments. Any shapes; gradients have those of their operands."""
     return _Replaced.apply(x, function, gradient, *arguments)
 
 
 def gradient_inside(gradient: Tensor, x: Tensor, low: Tensor | float, high: Tensor | float, bits: Tensor) -> Tensor:
-    """The gradient where low <= x <= high, else 0; at 0 bits the gradient."""
+    """The gradient where low <= x <= high, else 0; at 0 bits the gradient. Gradient and x have the same shape, `bits` is a
+    scalar."""
     return torch.where(((x >= low) & (x <= high)) | (bits == 0), gradient, 0)
 
 
 def backward_only(function: Callable[..., Tensor], x: Tensor, *arguments: Any) -> Tensor:
-    """x itself; in the backward pass its gradient is replaced by function(dL/dx, *arguments)."""
+    """x itself; in the backward pass its gradient is replaced by function(dL/dx, *arguments). Any shape, kept."""
     return _BackwardOnly.apply(x, function, *arguments)
 
 
@@ -81,7 +83,8 @@ def is_recomputation() -> bool:
 
 
 def twice_differentiable(function: Callable[..., Tensor]) -> Callable[..., Tensor]:
-    """function(gradient, *arguments), straight-through if the backward pass is itself differentiated (create_graph)."""
+    """function(gradient, *arguments), straight-through if the backward pass is itself differentiated (create_graph). Any
+    shape."""
 
     def differentiable(gradient: Tensor, *arguments: Any) -> Tensor:
         if torch.is_grad_enabled() and not torch.compiler.is_compiling():

@@ -53,7 +53,8 @@ class GradientCodes(NamedTuple):
 def encode_and_observe(
     x: Tensor, bits: Tensor, running_zero_point: Tensor, running_range: Tensor, momentum: float
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
-    """`affine.quantize_and_observe` that returns codes: integers, scale, zero point and the new running statistics."""
+    """`affine.quantize_and_observe` that returns codes: integers, scale, zero point and the new running statistics. Integers
+    have the shape of x, all others are scalars."""
     low, high = torch.aminmax(x)
     value_range = high - low
     code, scale = affine.encode(x, low, value_range, bits)
@@ -62,7 +63,7 @@ def encode_and_observe(
 
 
 def encode(x: Tensor, zero_point: Tensor, value_range: Tensor, bits: Tensor) -> tuple[Tensor, Tensor]:
-    """Codes of x in a given range: integers and scale."""
+    """Codes of x in a given range: integers and scale. Integers have the shape of x, the scale is a scalar."""
     code, scale = affine.encode(x, zero_point, value_range, bits)
     return code.to(torch.uint8), scale
 
@@ -85,12 +86,13 @@ def _middle(bits: Tensor, like: Tensor) -> Tensor:
 
 
 def encode_gradient(x: Tensor, bits: Tensor, *keys: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """The quantized gradient x with one range, and its codes: int8 integers, scale and minimum; `keys` as of `keyed_noise`."""
+    """The quantized gradient x with one range, and its codes: int8 integers, scale and minimum; `keys` as of `keyed_noise`.
+    Integers have the shape of x, scale and minimum are scalars."""
     low, high = torch.aminmax(x)
     code, scale = affine.encode(x, low, high - low, bits, affine.keyed_noise(x, keys))
     return code * scale + low, (code - _middle(bits, x)).to(torch.int8), scale, low
 
 
 def decode(integers: Tensor, scale: Tensor, zero_point: Tensor) -> Tensor:
-    """The float32 tensor represented by codes."""
+    """The float32 tensor represented by codes. It has the shape of the integers."""
     return integers.to(torch.float32) * scale + zero_point

@@ -40,7 +40,7 @@ def round_unit(x: Tensor, bits: Tensor) -> Tensor:
 
 
 def quantize_activation(x: Tensor, bits: Tensor) -> Tensor:
-    """q_k(clip(x, 0, 1)); 0 bits returns x."""
+    """q_k(clip(x, 0, 1)); 0 bits returns x. Any shape, kept."""
     return torch.where(bits > 0, round_unit(x.clamp(0, 1), bits), x)
 
 
@@ -57,7 +57,8 @@ def quantize_weight(weight: Tensor, bits: Tensor) -> Tensor:
 
 
 def weight_gradient(gradient: Tensor, weight: Tensor, bits: Tensor) -> Tensor:
-    """dL/dw = (G/M - [|t| = M] sign(t) sum(G t) / M^2) (1 - t^2) for 2 bits and more; G at 0 bits and 1.
+    """dL/dw = (G/M - [|t| = M] sign(t) sum(G t) / M^2) (1 - t^2) for 2 bits and more; G at 0 bits and 1. All have the shape
+    of the weight.
 
     Several maxima share their contribution, as in automatic differentiation.
     """
@@ -76,7 +77,7 @@ def _largest(t: Tensor) -> Tensor:
 
 def quantize_gradient(gradient: Tensor, bits: Tensor, *keys: Tensor | None) -> Tensor:
     """Each row (sample) of a matrix with its own range +-M; a row of zeros stays zero. 0 bits returns the gradient. `keys` of
-    the noise are those of `keyed_noise`."""
+    the noise are those of `keyed_noise`. Gradients [N, F], as the result."""
     levels = ((1 << bits) - 1).clamp_min(1).to(gradient.dtype)
     largest = gradient.abs().amax(dim=1, keepdim=True)
     unit = gradient / (2 * torch.where(largest > 0, largest, 1)) + 0.5

@@ -55,12 +55,12 @@ def elements_by_bits(formats: Mapping[int, Element]) -> Tensor:
 
 
 def exponent_of(x: Tensor) -> Tensor:
-    """floor(log2 |x|) of float32 as int32; -127 for zeros and denormals, 128 for infinities and NaN."""
+    """floor(log2 |x|) of float32 as int32; -127 for zeros and denormals, 128 for infinities and NaN. Any shape, kept."""
     return ((x.view(torch.int32) >> 23) & 0xFF) - 127
 
 
 def power_of_two(exponent: Tensor) -> Tensor:
-    """2^exponent in float32 for int32 exponents from -126 to 127, exactly."""
+    """2^exponent in float32 for int32 exponents from -126 to 127, exactly. Any shape, kept."""
     return ((exponent + 127) << 23).view(torch.float32)
 
 

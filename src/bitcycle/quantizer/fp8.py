@@ -46,7 +46,8 @@ def magnitude(x: Tensor) -> Tensor:
 
 
 def quantize_scaled(x: Tensor, largest: Tensor, element: Tensor, bits: Tensor, noise: Tensor | None = None) -> Tensor:
-    """x (float32) in a format scaled so that its largest value represents `largest`; 0 bits returns x."""
+    """x (float32) in a format scaled so that its largest value represents `largest`; 0 bits returns x. Any shape, kept;
+    `largest` is a scalar."""
     scale = torch.where(largest > 0, (element[3] / largest).clamp_max(LARGEST_SCALE), 1)
     return torch.where(bits > 0, round_to_element(x * scale, element, noise) / scale, x)
 

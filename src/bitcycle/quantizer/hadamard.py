@@ -34,7 +34,7 @@ def hadamard_matrix(size: int) -> Tensor:
 
 
 def random_signs(size: int, key: Tensor) -> Tensor:
-    """[size] numbers 1 or -1, drawn with the int32 `key`, on its device."""
+    """[size] numbers 1 or -1, drawn with the int32 `key`, on its device. The key is a scalar."""
     counter = torch.arange(size, dtype=torch.int32, device=key.device)
     return 1.0 - 2.0 * ((hash_bits(counter, key) >> 16) & 1)
 

@@ -29,7 +29,8 @@ SORTED_ELEMENTS_PER_LEVEL = 8
 
 
 def uniform_codes(magnitudes: Tensor, step: Tensor, top: Tensor | int) -> Tensor:
-    """min(floor(m / D + 1/2), L) of non-negative magnitudes m, as floats; halves go up."""
+    """min(floor(m / D + 1/2), L) of non-negative magnitudes m, as floats; halves go up. Any shape, kept; step and top
+    broadcast."""
     codes = (magnitudes / step + 0.5).floor()
     return torch.minimum(codes, top.to(codes.dtype)) if isinstance(top, Tensor) else codes.clamp_max(top)
 

@@ -28,7 +28,7 @@ def shaped(vector: Tensor, like: Tensor) -> Tensor:
 
 
 def rows(weight: Tensor) -> Tensor:
-    """A weight as a matrix with one row per output channel."""
+    """A weight as a matrix with one row per output channel. [O, ...] becomes [O, F]."""
     return computable((weight.movedim(1, -1) if weight.dim() >= 4 else weight).reshape(weight.shape[0], -1))
 
 
@@ -38,5 +38,5 @@ def samples(x: Tensor) -> Tensor:
 
 
 def computable(view: Tensor) -> Tensor:
-    """A detached view, as a float32 copy if it is in half precision."""
+    """A detached view, as a float32 copy if it is in half precision. Any shape, kept."""
     return view.detach().float() if view.dtype in HALF else view.detach()

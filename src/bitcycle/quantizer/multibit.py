@@ -44,7 +44,7 @@ def decompose(vectors: Tensor, bits: Tensor, method: str = "refined", rounds: in
 
 
 def reconstruct(vectors: Tensor, bits: Tensor, method: str, rounds: int) -> Tensor:
-    """Each row as the sum of its sign vectors; 0 bits returns the vectors."""
+    """Each row as the sum of its sign vectors; 0 bits returns the vectors. Vectors [rows, F], as the result."""
     coefficients, codes = decompose(vectors, bits, method, rounds)
     return torch.where(bits > 0, (codes * coefficients.unsqueeze(1)).sum(dim=2), vectors)
 

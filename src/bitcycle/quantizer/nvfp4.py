@@ -38,7 +38,8 @@ TINY = 2.0**-64
 
 
 def quantize_blocks(blocks: Tensor, element: Tensor, bits: Tensor, noise: Tensor | None = None) -> Tensor:
-    """Blocks [count, size, inner] (float32) in NVFP4; each [i, :, j] shares a scale. 0 bits return them."""
+    """Blocks [count, size, inner] (float32) in NVFP4; each [i, :, j] shares a scale. 0 bits return them. The shape is
+    kept."""
     largest, magnitudes = element[3], blocks.abs()
     of_block = magnitudes.amax(1, keepdim=True)
     of_tensor = torch.where(magnitudes.isfinite(), magnitudes, 0).amax() / (largest * SCALE.largest)

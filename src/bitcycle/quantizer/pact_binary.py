@@ -44,7 +44,7 @@ def pact_code(x: Tensor, alpha: Tensor, bits: Tensor) -> Tensor:
 
 
 def pact(x: Tensor, alpha: Tensor, bits: Tensor) -> Tensor:
-    """x on the 2^bits values between 0 and alpha; 0 bits returns x."""
+    """x on the 2^bits values between 0 and alpha; 0 bits returns x. Any shape, kept; alpha and bits are scalars."""
     levels = ((1 << bits) - 1).clamp_min(1).to(x.dtype)
     return torch.where(bits > 0, pact_code(x, alpha, bits) * alpha / levels, x)
 

@@ -141,7 +141,7 @@ class SbmActivation(TensorQuantizer):
         weight = torch.where(self.running_weight > 0, self.running_weight, 1)
         return self.running_zero_point / weight, self.running_range / weight
 
-    def note(self, bits: Tensor, batches: int = 1) -> None:
+    def record(self, bits: Tensor, batches: int = 1) -> None:
         """Add the weights of observed batches (or time steps); for every training pass that moves the running range."""
         if self.running_weight is None or is_recomputation():
             return
@@ -173,7 +173,7 @@ class SbmActivation(TensorQuantizer):
             if native is not None:
                 return native.quantize_clamped(x, bits, *self.ranges())
             return super().forward(x, bits)
-        self.note(bits)
+        self.record(bits)
         if native is not None:
             return native.quantize_and_observe(x, bits, *self.ranges(), self.momentum)
         y, zero_point, value_range = straight_through(self._quantize, x, bits)
@@ -186,7 +186,7 @@ class SbmActivation(TensorQuantizer):
             zero_point = zero_point.clone()  # the copy saved for the backward pass must not change with the observer
             integers, scale = kernel(codes.encode, self.compile_kernel)(flat(x), zero_point, value_range, bits)
             return Codes(shaped(integers, like=x), scale, zero_point)
-        self.note(bits)
+        self.record(bits)
         function, running = kernel(codes.encode_and_observe, self.compile_kernel), self.running_zero_point
         integers, scale, low, zero_point, value_range = function(
             flat(x), bits, running, self.running_range, self.momentum
@@ -197,7 +197,7 @@ class SbmActivation(TensorQuantizer):
     def quantize_sequence(self, x: Tensor, bits: Tensor) -> Tensor:
         if not self.training:
             return self(x, bits)
-        self.note(bits, len(x))
+        self.record(bits, len(x))
         if (native := batch_operators(x, self.compile_kernel)) is not None:
             return native.quantize_sequence(x, bits, *self.ranges(), self.momentum)
         y, low, value_range = straight_through(self._quantize_steps, x, bits)

@@ -71,7 +71,7 @@ class Ternary(UniformActivationOptions):
 
 
 def ternary_signs(weight: Tensor, threshold: float) -> Tensor:
-    """+1 above threshold * max |w|, -1 below its negative, else 0."""
+    """+1 above threshold * max |w|, -1 below its negative, else 0. Any shape, kept."""
     w = computable(weight)
     limit = threshold * w.abs().amax()
     return (w > limit).to(weight.dtype) - (w < -limit).to(weight.dtype)

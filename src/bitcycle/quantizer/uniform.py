@@ -41,22 +41,22 @@ do not concentrate on a few channels."""
 
 
 def symmetric_top(bits: Tensor) -> Tensor:
-    """L = 2^(b-1) - 1, the highest signed code of b bits."""
+    """L = 2^(b-1) - 1, the highest signed code of b bits. Any shape, kept."""
     return (1 << (bits - 1).clamp_min(0)) - 1
 
 
 def unsigned_top(bits: Tensor) -> Tensor:
-    """2^b - 1, the highest unsigned code of b bits."""
+    """2^b - 1, the highest unsigned code of b bits. Any shape, kept."""
     return (1 << bits) - 1
 
 
 def quantize_symmetric(x: Tensor, step: Tensor, bits: Tensor) -> Tensor:
-    """D sign(x) min(floor(|x| / D + 1/2), L); 0 bits returns x."""
+    """D sign(x) min(floor(|x| / D + 1/2), L); 0 bits returns x. Any shape, kept; the step broadcasts."""
     return torch.where(bits > 0, x.sign() * uniform_codes(x.abs(), step, symmetric_top(bits)) * step, x)
 
 
 def quantize_unsigned(x: Tensor, step: Tensor, bits: Tensor) -> Tensor:
-    """D min(floor(x / D + 1/2), 2^b - 1), 0 for negative x; 0 bits returns x."""
+    """D min(floor(x / D + 1/2), 2^b - 1), 0 for negative x; 0 bits returns x. Any shape, kept; the step broadcasts."""
     return torch.where(bits > 0, uniform_codes(x.clamp_min(0), step, unsigned_top(bits)) * step, x)
 
 

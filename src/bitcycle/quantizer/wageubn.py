@@ -41,12 +41,12 @@ LEAST_RANGE = 2.0**-112
 
 
 def half_levels(bits: Tensor, dtype: torch.dtype) -> Tensor:
-    """2^(bits - 1), at 1 bit or more."""
+    """2^(bits - 1), at 1 bit or more. Any shape, kept."""
     return (1 << (bits.clamp_min(1) - 1)).to(dtype)
 
 
 def round_fixed(x: Tensor, bits: Tensor) -> Tensor:
-    """Q(x, k): x in steps of 2^(1-k)."""
+    """Q(x, k): x in steps of 2^(1-k). Any shape, kept."""
     scale = half_levels(bits, x.dtype)
     return (x * scale).round() / scale
 
@@ -59,13 +59,13 @@ def quantize_weight(weight: Tensor, bits: Tensor) -> Tensor:
 
 
 def quantize_activation(x: Tensor, bits: Tensor) -> Tensor:
-    """A: fixed point without clipping; 0 bits returns x."""
+    """A: fixed point without clipping; 0 bits returns x. Any shape, kept."""
     return torch.where(bits > 0, round_fixed(x, bits), x)
 
 
 def power_of_two_range(x: Tensor) -> Tensor:
-    """R = 2^rint(log2 max |x|) of the whole batch, exactly, as a scalar; 0 for a tensor of zeros. Not finite, and then no
-    quantized error is, if an element is infinite or NaN, so that a gradient scaler notices an overflow.
+    """R = 2^rint(log2 max |x|) of the whole batch, exactly, as a scalar; 0 for a tensor of zeros. If an element is
+    infinite or NaN, the range is not finite, nor are the quantized errors, so that a gradient scaler detects the overflow.
 
     max |x| = m 2^e with m in [1/2, 1): dividing by 2m leaves a power of two without a logarithm's rounding.
     """
@@ -76,7 +76,8 @@ def power_of_two_range(x: Tensor) -> Tensor:
 
 
 def quantize_error_of_layer(error: Tensor, value_range: Tensor, bits: Tensor) -> Tensor:
-    """E2: large errors in steps of R 2^(1-k), small ones (below one step) in steps 2^(k-1) times finer."""
+    """E2: large errors in steps of R 2^(1-k), small ones (below one step) in steps 2^(k-1) times finer. Any shape, kept; R is
+    a scalar."""
     scale = half_levels(bits, error.dtype)
     step = value_range.clamp_min(LEAST_RANGE) / scale
     v = error / step
@@ -87,7 +88,7 @@ def quantize_error_of_layer(error: Tensor, value_range: Tensor, bits: Tensor) ->
 
 
 def quantize_error_of_input(error: Tensor, value_range: Tensor, bits: Tensor) -> Tensor:
-    """E1: steps of R 2^(1-k) within +-R."""
+    """E1: steps of R 2^(1-k) within +-R. Any shape, kept; R is a scalar."""
     unit = value_range.clamp_min(LEAST_RANGE)
     return torch.where(bits > 0, unit * round_fixed(error / unit, bits).clamp(-1, 1), error)
 
@@ -95,7 +96,7 @@ def quantize_error_of_input(error: Tensor, value_range: Tensor, bits: Tensor) ->
 def quantize_weight_gradient(
     gradient: Tensor, value_range: Tensor, constant: float, noise: Tensor | None = None
 ) -> Tensor:
-    """G: gradients without their scale, integer multiples of 2^-14 up to constant - 1."""
+    """G: gradients without their scale, integer multiples of 2^-14 up to constant - 1. Any shape, kept; R is a scalar."""
     scaled = gradient * (constant / value_range.clamp_min(LEAST_RANGE))
     if noise is not None:
         scaled = scaled + noise

@@ -65,7 +65,7 @@ class Candidate(NamedTuple):
 
     @property
     def options(self) -> ScheduleOptions:
-        """Its schedule."""
+        """Options of the candidate's schedule."""
         if self.low:
             return SCHEDULES[self.schedule](q_min=self.low, q_max=self.high, gradient_min=self.gradient)
         return SCHEDULES[self.schedule](q_max=self.high, gradient=self.gradient)

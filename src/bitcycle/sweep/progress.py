@@ -24,14 +24,14 @@ class SweepProgress(Progress):
         state, silent = TextColumn("{task.fields[state]}"), not sys.stderr.isatty()
         super().__init__(*columns, state, transient=True, disable=silent, speed_estimate_period=600)
         self.add_task("runs", total=total, state="")
-        self.told = time.monotonic()
+        self.last_written = time.monotonic()
 
     def show(self, ended: int, state: str = "") -> None:
         """Add `ended` finished runs; `state` describes the others."""
         [task] = self.tasks
         self.update(task.id, advance=ended, state=state)
-        if self.disable and time.monotonic() - self.told >= TELL_SECONDS:
-            self.told = time.monotonic()
+        if self.disable and time.monotonic() - self.last_written >= TELL_SECONDS:
+            self.last_written = time.monotonic()
             left = f"; about {timedelta(seconds=round(task.time_remaining))} left" if task.time_remaining else ""
             logger.info("%d of %d runs ended%s%s", task.completed, task.total, left, f"; {state}" if state else "")
 

@@ -133,7 +133,7 @@ def focal_terms(scores: Tensor, targets: Tensor, alpha: float = 0.25, gamma: flo
 
 
 def smooth_l1(differences: Tensor) -> Tensor:
-    """Box loss of each difference of offsets."""
+    """Box loss of each difference of offsets. Any shape, kept."""
     distance = differences.abs()
     return torch.where(distance <= KNEE, distance**2 / (2 * KNEE), distance - KNEE / 2)
 

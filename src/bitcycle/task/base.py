@@ -149,6 +149,7 @@ def accuracies_and_loss(
     outputs: Iterable[tuple[Tensor, Tensor]], split: str, top: Mapping[str, int], classes: int, device: torch.device
 ) -> dict[str, float]:
     """Accuracies in percent and mean cross-entropy of all processes' shards, from logits and labels of each batch of a split.
+    Logits [N, K], labels [N].
 
     `top` maps endings of `test_accuracy` to the number of classes with the largest logits that count as predicted.
     """

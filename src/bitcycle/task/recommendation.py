@@ -126,12 +126,12 @@ def ranks_of_first(scores: Tensor, valid: Tensor) -> Tensor:
 
 
 def hit_rate(ranks: Tensor) -> float:
-    """Percentage of ranks (from 0) below 10."""
+    """Percentage of ranks (from 0) below 10. Ranks [N]."""
     return round(100 * float((ranks < BEST).cpu().double().mean()), 4)
 
 
 def discounted_gain(ranks: Tensor) -> float:
-    """100 times the mean of log 2 / log(rank + 2) for ranks (from 0) below 10, else of 0."""
+    """100 times the mean of log 2 / log(rank + 2) for ranks (from 0) below 10, else of 0. Ranks [N]."""
     ranks = ranks.cpu()
     gains = math.log(2) / (ranks.double() + 2).log()
     return round(100 * float(torch.where(ranks < BEST, gains, 0).mean()), 4)

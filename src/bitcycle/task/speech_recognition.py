@@ -127,7 +127,7 @@ def scores(model: nn.Module, batch: SpeechBatch) -> tuple[Tensor, Tensor]:
 
 
 def texts(logits: Tensor, lengths: Tensor, alphabet: Sequence[str]) -> list[str]:
-    """Greedily decoded texts, stripped of white space."""
+    """Greedily decoded texts, stripped of white space. Logits [N, T, S], lengths [N]."""
     found, counts = greedy(logits, lengths)
     rows = zip(found.tolist(), counts.tolist(), strict=True)
     return ["".join(alphabet[symbol - 1] for symbol in row[:count]).strip() for row, count in rows]

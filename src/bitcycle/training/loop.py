@@ -228,17 +228,17 @@ class Trainer:
         if self.best.value is None or merit(value, up) > merit(self.best.value, up):
             self.best.value, self.best.step, self.best.cost = value, self.step, cost
             self.best.samples = self.controller.meter.state_dict()
-        self.phases.note(value, self.best.value, self.best.step, self.task.chance)
+        self.phases.record_result(value, self.best.value, self.best.step, self.task.chance)
         at_highest = {f"{self.task.metric}_at_q_max": at_q_max}
-        held_out, gates = self.consider(validation), self.controller.record.evaluation_values()
+        held_out, gates = self.record_validation(validation), self.controller.record.evaluation_values()
         more = {**at_highest, **held_out, "precision": chosen, "cost": cost, **gates}
         self.metrics.write("evaluation", self.step, **values, **more)
         text = f"step {self.step}/{self.total_steps}  {self.task.metric} {value:.2f} at {chosen.weight} bits"
         logger.info("%s  %s at q_max %.2f  best %.2f", text, self.task.metric, at_q_max, self.best.value)
         bar.update(self.step)
 
-    def consider(self, validation: dict[str, float]) -> dict[str, float]:
-        """Consider the current weights as candidate for the next phase; returns values to log."""
+    def record_validation(self, validation: dict[str, float]) -> dict[str, float]:
+        """Record the validation metrics, with the current weights as a candidate for the next phase; returns values to log."""
         if not validation:
             return {}
         self.best.validation.append(validation[self.task.validation_metric])
@@ -247,7 +247,7 @@ class Trainer:
         if not self.average.count and averaging.begins(self.best.validation, self.task.higher_is_better):
             self.average_weights()
         flatness = self.phases.flatness()
-        self.phases.offer(Candidate(self.step, self.best.validation[-1], flatness))
+        self.phases.add_candidate(Candidate(self.step, self.best.validation[-1], flatness))
         return validation if flatness is None else {**validation, "trace_sqrt_v": flatness}
 
     def evaluate_average(self, precision: Precision, as_trained: bool = True) -> dict[str, float]:

@@ -198,7 +198,7 @@ class PhaseRunner:
         """The current Tr(sqrt v), if the next phase selects its starting weights by it."""
         return None if self.moment is None else self.moment.trace_sqrt()
 
-    def offer(self, candidate: Candidate) -> None:
+    def add_candidate(self, candidate: Candidate) -> None:
         """Save the current weights if they are among the candidates for the next phase."""
         kept = self.following.kept if self.following is not None else 0
         best = best_candidates([*self.candidates, candidate], kept, self.higher_is_better)
@@ -206,7 +206,7 @@ class PhaseRunner:
             self.folder.save_candidate(candidate.step, self.model.state_dict())
         self.candidates = best
 
-    def note(self, metric: float, best: float | None, best_step: int, chance: float | None) -> None:
+    def record_result(self, metric: float, best: float | None, best_step: int, chance: float | None) -> None:
         """Record the results of the current phase for the summary: the main metric at its last evaluation so far (`metric`, and
         `final` as in the summary of a run), the best one, and the level of guessing (`chance`, see `Task.chance`)."""
         if self.records:

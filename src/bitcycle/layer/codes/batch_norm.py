@@ -21,7 +21,7 @@ from torch.autograd.graph import saved_tensors_hooks
 from bitcycle.cpp.operators import apply_to
 from bitcycle.layer.batch_norm import TrainedBatchNorm2d
 from bitcycle.layer.codes.support import integer_products_work, library
-from bitcycle.layer.relu import NotingReLU
+from bitcycle.layer.relu import RecordingReLU
 from bitcycle.quantizer.compile_utils import kernel
 from bitcycle.quantizer.layout import flat, unflat
 
@@ -38,7 +38,7 @@ _Recipe = Callable[[], Tensor]
 
 
 def remember(y: Tensor, recipe: _Recipe) -> Tensor:
-    """y, annotated with the recipe by which batch norm can recompute it."""
+    """y, annotated with the recipe by which batch norm can recompute it. Any shape, kept."""
     y.recipe = recipe  # type: ignore[attr-defined]
     return y
 
@@ -84,7 +84,7 @@ def _masked(gradient: Tensor, passed: Tensor) -> Tensor:
     return gradient * passed  # in eager mode five times faster than masked_fill or where
 
 
-class MaskSavingReLU(NotingReLU):
+class MaskSavingReLU(RecordingReLU):
     """A torch.nn.ReLU that saves a mask of one byte per element for its backward pass, which `compile_kernel` fuses.
 
         y = max(x, 0),     dL/dx = m dL/dy,     m = 0 where y = 0, else 1

@@ -105,7 +105,7 @@ class CodeConvolution(CodeProduct):
         assert functions is not None
         activation = cast("SbmActivation", layer.activation_quantizer)
         if activation.training:
-            activation.note(state.activation_bits)
+            activation.record(state.activation_bits)
         return functions.convolve_codes(
             *(x, layer.weight, bias, state.weight_bits, state.activation_bits, state.gradient_bits),
             *(state.step_key, key, *activation.ranges()),

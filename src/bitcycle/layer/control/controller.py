@@ -44,7 +44,7 @@ class PrecisionController:
         schedule: a result of `bitcycle.schedule`.
         seed: of the noise for stochastic rounding, which depends on (seed, rank, step, layer, call within the step, element).
         hardware: name or options of the cost model.
-        workload: the traced model, if known, whose samples `step` is told; otherwise it is traced at the first training batch.
+        workload: the traced model, if known, whose samples `step` receives; otherwise it is traced at the first training batch.
         batch_dimension: sample dimension of the model's first input tensor (1 for an LSTM's [T, N, F]).
         rank: of this process in distributed training, on which its noise depends; None: that of torch.distributed.
 
@@ -91,7 +91,7 @@ class PrecisionController:
         self._unseen = set[str]()
         self._awaits_batch, self._uncounted_steps = False, 0
         self._record = GateRecord(model)
-        self._meter, self._told = CostMeter(None, hardware_options(hardware), schedule.reference), 0
+        self._meter, self._samples_given = CostMeter(None, hardware_options(hardware), schedule.reference), 0
         self._first, self._is_tracing, self._has_noticed = FirstStep(), True, False
         self._feedback = schedule if isinstance(schedule, FeedbackSchedule) else None
         self._unobserved = self._feedback.state_dict() if self._feedback else None
@@ -136,7 +136,7 @@ class PrecisionController:
                 state.set(precision)
         self.next_step, self._has_counted, self._is_tracing = t + 1, False, not self._first.calls
         self.precision = precision
-        self._told = samples
+        self._samples_given = samples
         if samples:
             self._meter.add(precision, samples)
         target = self.schedule.compute_target if isinstance(self.schedule, GatedSchedule) else None
@@ -275,7 +275,9 @@ class PrecisionController:
         self._record.set_workload(workload)
         self._meter.workload = workload
 
-    def see(self, model: nn.Module, arguments: tuple[Any, ...], keywords: dict[str, Any], part: str = "") -> None:
+    def record_call(
+        self, model: nn.Module, arguments: tuple[Any, ...], keywords: dict[str, Any], part: str = ""
+    ) -> None:
         """Count a forward pass, and trace those of the first step; `part` is the module's name in the controller's model."""
         if not (model.training and self._counting and torch.is_grad_enabled()) or self.precision is None:
             return
@@ -288,7 +290,7 @@ class PrecisionController:
         elif not self._has_noticed and (change := self._first.change(part, is_trained)):
             self._has_noticed = True
             logger.warning("%s; for other counts, use a new controller from that step on", change)
-        if not self._told and self._first.counts(part):
+        if not self._samples_given and self._first.counts(part):
             samples = samples_of(arguments, keywords, self.batch_dimension)
             self._meter.add(self.precision, samples * distributed.world_size())
 
@@ -301,7 +303,7 @@ class PrecisionController:
         is_trained: tuple[bool, ...],
     ) -> None:
         """Add the products of a forward pass of the first step."""
-        samples = samples_of(arguments, keywords, self.batch_dimension, self._told)
+        samples = samples_of(arguments, keywords, self.batch_dimension, self._samples_given)
         passes_gradient = any(
             leaf.requires_grad for leaf in tree_leaves((arguments, keywords)) if isinstance(leaf, Tensor)
         )
@@ -316,7 +318,7 @@ class PrecisionController:
             return workload.within(part, type(model).__name__)
 
         self._first.add(Call(part, samples, passes_gradient, is_trained), traced)
-        self._set_workload(self._first.workload(self._told))
+        self._set_workload(self._first.workload(self._samples_given))
 
     def name_uncounted(self, model: nn.Module) -> None:
         """Warn of layers that training runs and the trace, which is in evaluation mode, does not; after the first batch."""

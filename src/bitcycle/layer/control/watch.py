@@ -71,8 +71,8 @@ class FirstStep:
         if call not in self.workloads:
             self.workloads[call] = traced()
 
-    def workload(self, told: int) -> Workload:
-        """The products of the step; `told`: its samples, if known."""
+    def workload(self, given: int) -> Workload:
+        """The products of the step; `given`: its samples, if known."""
         if not self.has_parts:
             return self.workloads[self.calls[0]]
         workloads = [self.workloads[call] for call in self.calls]
@@ -81,7 +81,7 @@ class FirstStep:
             numbers[operation.module] += 1
             suffix = f"#{numbers[operation.module]}" if numbers[operation.module] > 1 else ""
             operations.append(replace(operation, name=operation.module + suffix))
-        samples = told or sum(call.samples for call in self.calls if self.counts(call.part))
+        samples = given or sum(call.samples for call in self.calls if self.counts(call.part))
         counts = {name: sum(getattr(workload, name) for workload in workloads) for name in ELEMENT_COUNTS}
         return Workload(tuple(operations), samples, **counts)
 
@@ -97,7 +97,7 @@ class Watch:
         if self.controller is not None:
             self.controller.depth += 1
             if self.controller.depth == 1:
-                self.controller.see(model, arguments, keywords, self.prefix)
+                self.controller.record_call(model, arguments, keywords, self.prefix)
 
     @not_compiled
     def after(self, model: nn.Module, *_: Any) -> None:
@@ -161,12 +161,12 @@ def name_functions(model: nn.Module, workload: Workload) -> None:
         )
 
 
-def samples_of(arguments: tuple[Any, ...], keywords: dict[str, Any], dimension: int, told: int = 0) -> int:
-    """Samples of a batch: the length of a list of images, or of a dimension of the first non-scalar tensor; `told` if the
+def samples_of(arguments: tuple[Any, ...], keywords: dict[str, Any], dimension: int, given: int = 0) -> int:
+    """Samples of a batch: the length of a list of images, or of a dimension of the first non-scalar tensor; `given` if the
     arguments, such as objects of other libraries, have no tensor."""
     tensors = [leaf for leaf in tree_leaves((arguments, keywords)) if isinstance(leaf, Tensor)]
-    if not tensors and told:
-        return told
+    if not tensors and given:
+        return given
     if not tensors:
         raise RuntimeError(
             "cannot tell the batch size: the model's forward pass has no tensor; give step(t, samples=...)"

@@ -87,7 +87,7 @@ def _run(
     calls: list[Call] = []
     kept: list[Tensor] = []  # keeps tensors alive, so that ids are unique
 
-    def note(name: str, module: nn.Module, arguments: tuple[Any, ...], keywords: dict[str, Any]) -> None:
+    def record(name: str, module: nn.Module, arguments: tuple[Any, ...], keywords: dict[str, Any]) -> None:
         tensors = [leaf for leaf in tree_leaves((arguments, keywords)) if isinstance(leaf, Tensor)]
         kept.extend(tensors[:1])
         calls.append(Call(name, id(tensors[0]) if tensors else name, _kind(module)))
@@ -96,7 +96,7 @@ def _run(
     sample = (sample,) if isinstance(sample, Tensor) else sample
     with ExitStack() as stack:
         for name, module in watched.items():
-            stack.callback(module.register_forward_pre_hook(partial(note, name), with_kwargs=True).remove)
+            stack.callback(module.register_forward_pre_hook(partial(record, name), with_kwargs=True).remove)
         stack.callback(setattr, log, "disabled", log.disabled)
         log.disabled = True  # it would print a traceback for an operation that needs values
         stack.enter_context(torch.no_grad())

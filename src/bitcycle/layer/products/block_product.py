@@ -137,7 +137,7 @@ def product_gradients(
     gradient: Tensor, x: Tensor, weight: Tensor, needed: tuple[bool, ...], layer: object
 ) -> Gradients:
     """The `needed` gradients of input, weight and bias of a convolution padded with zeros or else a linear layer, as autograd
-    computes them."""
+    computes them. Each has the shape of its operand."""
     if isinstance(layer, _ConvNd):
         sizes = [len(weight)] if needed[2] else None
         gradient, x, weight = operands_of(layer, gradient, x, weight)
@@ -154,12 +154,13 @@ def product_gradients(
 def block_product(
     product: Callable[..., Tensor], x: Tensor, weight: Tensor, bias: Tensor | None, copies: Copies
 ) -> Tensor:
-    """product(x, weight, bias) with separate copies for each of the three passes."""
+    """product(x, weight, bias) with separate copies for each of the three passes. Shapes are those of the product."""
     return _BlockProduct.apply(x, weight, bias, product, copies)
 
 
 def copies_of(product: Any, key: Tensor) -> Copies:
-    """The copies of the operands of a quantized product at its current bits; `key` is the noise key of the gradient."""
+    """The copies of the operands of a quantized product at its current bits; `key` is the noise key of the gradient. The key
+    is a scalar."""
     options, axes, groups = product.quantizer_options, product.axes, getattr(product, "groups", 1)
     inputs, outputs, is_depthwise = axes.inputs, axes.outputs, 1 < groups == getattr(product, "in_channels", 0)
     if is_depthwise:
@@ -248,5 +249,6 @@ class _Bifurcated(torch.autograd.Function):
 def bifurcated(
     product: Product, x: Tensor, weight: Tensor, bias: Tensor | None, coarse: Rounding, fine: Rounding
 ) -> Tensor:
-    """product(x, weight, bias), whose output gradient is rounded by `coarse` for x and by `fine` for weight and bias."""
+    """product(x, weight, bias), whose output gradient is rounded by `coarse` for x and by `fine` for weight and bias. Shapes
+    are those of the product."""
     return _Bifurcated.apply(x, weight, bias, product, coarse, fine)

@@ -74,7 +74,7 @@ class GraphLayer(nn.Module):
         self.aggregate: nn.Module = Aggregation(self.takes_mean)
 
     def add_bias(self, h: Tensor) -> Tensor:
-        """h + c."""
+        """Node features h [nodes, F] plus the bias c [F]."""
         return h + self.bias
 
     def extra_repr(self) -> str:

@@ -61,7 +61,7 @@ class QuantizedLayer(QuantizedProduct):
         self.weight_quantizer.initialise(self.rows_of(self.weight))
         self.observed_bits, self.has_warned = set[int](), False
         if options.fine_gradient_bits is not None:
-            self.hold("fine_bits", torch.tensor(encode_bits(options.fine_gradient_bits)))
+            self.register_state("fine_bits", torch.tensor(encode_bits(options.fine_gradient_bits)))
         self.look_again()
 
     def prepare_trace(self) -> None:

@@ -49,7 +49,7 @@ class Context:
     signed: bool = False
 
     @classmethod
-    def alone(cls, quantizer: str | QuantizerOptions) -> Context:
+    def standalone(cls, quantizer: str | QuantizerOptions) -> Context:
         """The context of a layer outside of any model, with its own bits."""
         options = quantizer_options(quantizer)
         return cls(options, PrecisionState(options.initial_precision))
@@ -74,11 +74,11 @@ class Noisy(HoldsTensors):
     def hold_keys(self, key: str, fine: bool = False) -> None:
         """Derive the keys from the name `key` of this module in the model."""
         self.layer_number = int32_key("layer", key)
-        self.hold("layer_key", torch.tensor(self.layer_number, dtype=torch.int32))
-        self.hold("call_count", torch.zeros((), dtype=torch.int32))
-        self.hold("call_step", torch.zeros((), dtype=torch.int32))
+        self.register_state("layer_key", torch.tensor(self.layer_number, dtype=torch.int32))
+        self.register_state("call_count", torch.zeros((), dtype=torch.int32))
+        self.register_state("call_step", torch.zeros((), dtype=torch.int32))
         if fine:
-            self.hold("fine_key", torch.tensor(int32_key("layer", key, "fine"), dtype=torch.int32))
+            self.register_state("fine_key", torch.tensor(int32_key("layer", key, "fine"), dtype=torch.int32))
 
     def call_keys(self, state: PrecisionState | None = None) -> NoiseKeys:
         """The keys of this call; must be called once per call. `state` counts the calls; None: the module's own state."""
@@ -105,7 +105,7 @@ class Quantized(nn.Module):
 
     def __init__(self, *arguments: Any, quantizer: str | QuantizerOptions = "sbm", **options: Any) -> None:
         super().__init__(*arguments, **options)
-        self.attach(Context.alone(quantizer))
+        self.attach(Context.standalone(quantizer))
 
     def attach(self, context: Context) -> None:
         """Attach bits, noise and quantizers."""
@@ -211,7 +211,8 @@ def _forget_preparation(layer: Any, _incompatible_keys: Any) -> None:
 
 
 def penalty(model: nn.Module, loss: Tensor | None = None) -> Tensor | None:
-    """The sum of the penalties of a converted model at the current bits, after a forward pass; None if there are none.
+    """The sum of the penalties of a converted model at the current bits, after a forward pass; None if there are none. The
+    loss and the sum are scalars.
 
     A module contributes if its class has a method `penalties(loss)` that returns a list of terms, which may be relative to the
     loss without penalties. Custom training loops must add the sum to the loss.

@@ -65,7 +65,7 @@ class PValues(NamedTuple):
 
     @property
     def p(self) -> float | None:
-        """The smaller one."""
+        """The smaller of the two p-values; None if the claim cannot be tested."""
         return None if self.supports is None or self.contradicts is None else min(self.supports, self.contradicts)
 
 

@@ -4,7 +4,7 @@ Static MXFP8 trained for fewer steps is the baseline of equal cost. Claims about
 claims, as a frozen family of their own in results/published/recipes.
 """
 
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from bitcycle.reproduction.analysis.aggregation import Cell
 from bitcycle.reproduction.analysis.claims import read_claims
@@ -23,7 +23,7 @@ METRIC = f"{EVALUATED}test_bits_per_byte"
 CLAIMS = "results/published/recipes"
 STATIC = {("fp8", 8): "FP8", ("mx", 8): "MXFP8", ("mx", 4): "MXFP4", ("nvfp4", 4): "NVFP4"}
 RECIPES = {"nvfp4_pretraining": "NVFP4 recipe", "mxfp4_backward": "MXFP4 recipe"}
-INGREDIENTS = {
+INGREDIENTS: dict[str, tuple[str, dict[str, Any]]] = {
     "quantizer.float_share": ("float layers", {"nvfp4_pretraining": 0.15}),
     "quantizer.hadamard": ("Hadamard", {"nvfp4_pretraining": ["wgrad"], "mxfp4_backward": ["dgrad", "wgrad"]}),
     "quantizer.square_weights": ("square scales", {"nvfp4_pretraining": True}),

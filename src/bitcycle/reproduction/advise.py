@@ -28,7 +28,7 @@ from bitcycle.configuration import GROUPS, RunConfig, read_config
 from bitcycle.files import read_csv, resource_root
 from bitcycle.guard import guarded
 from bitcycle.recipe.options import TrainingOptions
-from bitcycle.reproduction.analysis.collect import SUMMARY
+from bitcycle.reproduction.analysis.collect import SUMMARY, is_accuracy
 from bitcycle.reproduction.analysis.statistics import over_seeds
 from bitcycle.reproduction.manifest import MANIFEST, read_manifest
 from bitcycle.schedule import SCHEDULES, SUITE, ScheduleOptions
@@ -195,7 +195,7 @@ def choose_group(
     hashes are in `board` take precedence; `rows` are those of results/summary/runs.csv."""
     groups: dict[str, list[Mapping[str, Any]]] = defaultdict(list)
     for row in rows:
-        if row["metric"].endswith("accuracy"):
+        if is_accuracy(row):
             groups[group_of(row)].append(row)
     best, chosen = (0, 0), ("", dict[Candidate, dict[str, Any]]())
     for members in groups.values():

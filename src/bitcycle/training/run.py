@@ -233,8 +233,8 @@ def choose_device(name: str) -> torch.device:
 
 
 def summarise(trainer: Trainer) -> dict[str, Any]:
-    """The result of a finished run: final and best metric, its level by guessing (`chance`), those of each phase (`phases`: name,
-    steps, metric, chance and more), cost in total and up to the best, speed."""
+    """The result of a finished run: final and best metric, its unit and direction, its level by guessing
+    (`chance`), those of each phase (`phases`: name, steps, metric, chance and more), cost in total and up to the best, speed."""
     plan, best, config = trainer.plan, trainer.best, trainer.plan.config
     last = best.history[-MEAN_OF_LAST:]
     choose = partial(max, key=lambda value: merit(value, trainer.task.higher_is_better))
@@ -250,6 +250,7 @@ def summarise(trainer: Trainer) -> dict[str, Any]:
     return {
         "metric": trainer.task.metric,
         "unit": trainer.task.unit,
+        "higher_is_better": trainer.task.higher_is_better,
         "chance": trainer.task.chance,
         "final": best.history[-1],
         "best": best.value,

@@ -24,7 +24,17 @@ PLACES = ("data_root", "results_root")
 """Settings that hold paths of one machine."""
 COLUMNS = (
     *("scale", "model", "dataset", "quantizer", "schedule", "q_min", "q_max", "cycles", "seed", "hash", "total_steps"),
-    *("metric", "final", "best", "best_step", "mean_of_last", "final_at_q_max", "best_at_q_max"),
+    *(
+        "metric",
+        "unit",
+        "higher_is_better",
+        "final",
+        "best",
+        "best_step",
+        "mean_of_last",
+        "final_at_q_max",
+        "best_at_q_max",
+    ),
     *("gbitops", "gbitops_to_best", "relative_to_static", "energy_j", "latency_s", "hardware", "convention"),
     *("parameters", "train_samples", "seconds", "steps_per_second"),
     *("processor", "threads", "torch", "python", "commit", "finished", "settings"),
@@ -84,6 +94,14 @@ def summary_row(folder: RunFolder) -> dict[str, str]:
         "settings": json.dumps({k: v for k, v in config.items() if k not in PLACES}, sort_keys=True),
     }
     return {name: "" if (value := values.get(name)) is None else str(value) for name in COLUMNS}
+
+
+def is_accuracy(row: Mapping[str, str]) -> bool:
+    """Whether the main metric is a percentage of which more is better, so that 100 is its ceiling: as recorded with the run, or
+    by its name for runs from before unit and direction were recorded."""
+    if row.get("higher_is_better"):
+        return row["unit"] == "%" and row["higher_is_better"] == "True"
+    return row.get("metric", "").endswith("accuracy")
 
 
 # Curves

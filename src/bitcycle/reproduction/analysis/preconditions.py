@@ -10,6 +10,7 @@ from typing import Any
 from bitcycle.reproduction.analysis import labels
 from bitcycle.reproduction.analysis.aggregation import Cell, Run
 from bitcycle.reproduction.analysis.claims import Claim
+from bitcycle.reproduction.analysis.collect import is_accuracy
 from bitcycle.reproduction.analysis.contrast import Contrast, Pool, Unit
 from bitcycle.reproduction.analysis.metrics import readings
 
@@ -174,7 +175,7 @@ def _saturated(claim: Claim, units: Sequence[Unit]) -> str:
     if claim.metrics[0] not in ("final", "best") or claim.function:
         return ""
     rows = [cell.runs[0].row for unit in units for cell in unit.cells]
-    if not all(str(row.get("metric", "")).endswith("accuracy") for row in rows):
+    if not all(map(is_accuracy, rows)):
         return ""
     chances = {CHANCE.get(row.get("dataset", "")) for row in rows}
     arms = [term for unit in units for term in unit.ours], [term for unit in units for term in unit.theirs]

@@ -9,6 +9,7 @@ from typing import Any, Optional
 import yaml
 
 from bitcycle.reproduction.analysis.aggregation import Cell, Results, find_results
+from bitcycle.reproduction.analysis.collect import is_accuracy
 from bitcycle.reproduction.analysis.contrast import Pool, Selector, contrast, fact, select
 from bitcycle.reproduction.analysis.items import PUBLISHED, SWEEPS, Item, Published, read_published
 from bitcycle.reproduction.analysis.labels import our_data, our_model, panel_of
@@ -140,7 +141,7 @@ def comparable(data: ItemData, split: str = "", same_length: bool = False) -> li
     kept = []
     for panel in found:
         first = panel.first(data.spec.base)
-        accuracy = estimate_of(first, data.spec.column) if first and "accuracy" in first.runs[0].row["metric"] else None
+        accuracy = estimate_of(first, data.spec.column) if first and is_accuracy(first.runs[0].row) else None
         if first and len(panel.cells) > 1 and not (accuracy and accuracy.mean > CEILING):
             kept.append(panel)
     return kept

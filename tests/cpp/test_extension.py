@@ -3,13 +3,22 @@
 from __future__ import annotations
 
 import ctypes
+import re
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
 from bitcycle.cpp import extension
 from bitcycle.cpp.operators import AFFINE
+
+
+def test_the_page_lists_every_operator():
+    folder = Path(extension.__file__).parent
+    sources = "".join(path.read_text() for path in folder.rglob("*.cpp"))
+    listed = set(re.findall(r"`(\w+)`", (folder / "README.md").read_text()))
+    assert listed >= set(re.findall(r'library.def\("(\w+)"', sources)) != set()
 
 
 def test_a_file_is_compiled_once(tmp_path, monkeypatch):

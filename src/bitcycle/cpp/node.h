@@ -23,13 +23,13 @@ auto new_node() {
     }
 }
 
-// Whether nobody else sees the memory of a gradient, so that a result may take it; PyTorch's engine asks the same to add in place
+// Whether no other reference to the memory of a gradient exists, so that a result may take it; PyTorch's engine asks the same to add in place
 inline bool is_ours(const at::Tensor& gradient) {
     return gradient.use_count() == 1 && gradient.has_storage() && gradient.storage().use_count() == 1 &&
            gradient.is_non_overlapping_and_dense() && !at::GradMode::is_enabled();
 }
 
-// The batch norm whose output x is, which nobody watches and no other operation has read; null if there is none
+// The batch norm whose output x is, which has no hooks and which no other operation has read; null if there is none
 template <class BatchNorm>
 BatchNorm* batch_norm_before(const at::Tensor& x) {
     auto* node = at::GradMode::is_enabled() ? dynamic_cast<BatchNorm*>(x.grad_fn().get()) : nullptr;

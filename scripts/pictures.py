@@ -6,11 +6,12 @@ from pathlib import Path
 
 import torch
 
+from bitcycle.picture.layout import panels, save
 from bitcycle.quantizer.format import ELEMENTS, Element
 from bitcycle.reproduction.analysis.claim_functions import relative_cost
 from bitcycle.reproduction.analysis.labels import group_of
 from bitcycle.reproduction.figure.schematic import BITS, LONG, draw_bits
-from bitcycle.reproduction.figure.style import PROFILES, panels, save
+from bitcycle.reproduction.figure.style import PROFILES
 from bitcycle.schedule import SCHEDULES, schedule
 
 LAYOUT = ("RR", "LR", "CR", "ER", "RTV", "RTH", "LT", "CT", "ETH", "ETV")

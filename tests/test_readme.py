@@ -170,6 +170,7 @@ ROOMS = (
             "optional_imports",
             "precision",
             "module",
+            "door",
         },
         {"presets", "device"},
     ),
@@ -189,7 +190,7 @@ ROOMS = (
         {"sweep"},
         {"integrations"},
     ),
-    *({"benchmark"}, {"command", "doctor", "help", "cli", "__main__", "reproduction"}),
+    *({"picture"}, {"benchmark"}, {"command", "doctor", "help", "cli", "__main__"}, {"reproduction"}),
 )
 """Modules and packages from the bottom to the top: each knows what stands below it and its own set, never what stands above."""
 
@@ -206,6 +207,18 @@ def test_rooms_know_only_what_lies_below(floor):
         if room in ROOMS[floor]:
             known = {name for names in IMPORT.findall(path.read_text()) for name in names if name} - {room}
             assert not known & above, f"{path} imports {sorted(known & above)} from above"
+
+
+def test_the_library_reaches_the_papers_through_one_door():
+    """Whoever deletes src/bitcycle/reproduction keeps a library that works."""
+    library = [path for path in (ROOT / "src").glob("**/*.py") if PACKAGE / "reproduction" not in path.parents]
+    naming = {
+        path.name
+        for path in library
+        if re.search(r"bitcycle\.reproduction|from bitcycle import .*reproduction", path.read_text())
+    }
+    assert naming == {"door.py"}
+    assert any("bitcycle_plugins" in path.parts for path in library)
 
 
 def test_every_room_has_its_place():

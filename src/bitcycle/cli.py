@@ -4,23 +4,13 @@ import argparse
 import runpy
 import sys
 from pathlib import Path
-from typing import NamedTuple
 
+from bitcycle.door import SubCommand, sub_commands
 from bitcycle.errors import EXIT_WRONG_CONFIGURATION
 from bitcycle.files import resource_root
 from bitcycle.settings import SettingError, nearest
 from bitcycle.signals import stop_at_once
 from bitcycle.threads import choose_threads
-
-
-class SubCommand(NamedTuple):
-    """A sub-command: the module it runs, as `python -m MODULE` does, and its help text."""
-
-    module: str
-    help: str
-    arguments: tuple[str, str, str] | tuple[()] | None = None
-    """Name, number (as argparse writes it) and help text of its arguments, if the module has no parser of its own."""
-
 
 SUB_COMMANDS = {
     "doctor": SubCommand("bitcycle.doctor", "whether a run or sweep can work on this machine, and how long it takes"),
@@ -29,51 +19,8 @@ SUB_COMMANDS = {
         "all runs and sweeps with their progress and the time left",
         ("SCALE", "*", "paper, mini or smoke; default: every scale with runs in results/runs"),
     ),
-    "collect": SubCommand(
-        "bitcycle.reproduction.analysis.collect",
-        "gather finished runs and their curves into results/summary",
-        ("FOLDER", "?", "folder of the run folders; default: results/runs"),
-    ),
-    "figures": SubCommand(
-        "bitcycle.reproduction.figure.make", "draw the figures and tables of the papers, results/index.html", ()
-    ),
-    "manifest": SubCommand(
-        "bitcycle.reproduction.manifest",
-        "which run fills which cell of every figure and table",
-        ("SCALE", "*", "paper, mini or smoke; default: all"),
-    ),
-    "reproduce": SubCommand(
-        "bitcycle.reproduction.reproduce", "train, analyse and draw every item of the papers at one scale"
-    ),
-    "gpu-day": SubCommand(
-        "bitcycle.reproduction.gpu_day", "train sweeps in the order of claims per hour, within some hours"
-    ),
-    "campaign": SubCommand(
-        "bitcycle.reproduction.campaign", "train a plan of sweeps in the background, in the order of the plan"
-    ),
-    "freeze": SubCommand(
-        "bitcycle.reproduction.analysis.frozen", "freeze the tests of claims before the first run that decides them"
-    ),
-    "advise": SubCommand(
-        "bitcycle.reproduction.advise", "the schedules within a cost budget, with their recorded accuracy"
-    ),
     "bench": SubCommand("bitcycle.benchmark", "time and memory of steps, quantizers, data and runs"),
-    "analyse": SubCommand(
-        "bitcycle.reproduction.measurement.after_sweep", "the analyses of finished runs that a sweep file lists"
-    ),
-    "surface": SubCommand(
-        "bitcycle.reproduction.measurement.surface", "loss along random directions around a finished network"
-    ),
-    "plane": SubCommand("bitcycle.reproduction.measurement.plane", "loss on the plane through three finished networks"),
-    "sharpness": SubCommand(
-        "bitcycle.reproduction.measurement.sharpness", "epsilon-sharpness of the loss at a finished network"
-    ),
-    "corruption": SubCommand(
-        "bitcycle.reproduction.measurement.corruption", "accuracy of a finished network on corrupted images"
-    ),
-    "noise": SubCommand(
-        "bitcycle.reproduction.measurement.noise", "error rates of a finished speech recognizer on noisy recordings"
-    ),
+    **sub_commands(),
 }
 """Sub-command on the command line -> its module."""
 

@@ -143,11 +143,11 @@ def pictures(plan: Plan, summary: dict[str, Any]) -> Iterator[Path]:
     """Draw the requested pictures; a range test is always drawn."""
     first, tested = plan.preliminary(), "range_test" in summary.get("found", {})
     if tested:
-        from bitcycle.reproduction.figure.run import draw_range_test
+        from bitcycle.picture.run import draw_range_test
 
         yield draw_range_test((first or plan).folder)
     if plan.config.logging.picture and (first is not None or not tested):
-        from bitcycle.reproduction.figure.run import draw_run
+        from bitcycle.picture.run import draw_run
 
         yield draw_run(plan)
 

@@ -6,8 +6,8 @@ import pytest
 
 from bitcycle.files import read_records
 from bitcycle.layer import PrecisionController
+from bitcycle.picture.run import draw_run
 from bitcycle.precision import Precision
-from bitcycle.reproduction.figure.run import draw_run
 from bitcycle.schedule import schedule
 from bitcycle.schedule.gated import FAMILIES, OPTION_LISTS, Dfq, FracTrain
 from bitcycle.settings import SettingError

@@ -5,10 +5,10 @@ from __future__ import annotations
 import pytest
 
 from bitcycle.files import resource_root
-from bitcycle.reproduction.analysis.aggregation import read_runs
 from bitcycle.reproduction.analysis.items import PUBLISHED, read_items
-from bitcycle.reproduction.figure.table import settings_of, show_sweep, sweep_tables
+from bitcycle.reproduction.figure.table import show_sweep, sweep_tables
 from bitcycle.reproduction.manifest import read_manifest
+from bitcycle.sweep.table import FinishedSetting, finished_settings, show_runs, table_of
 from tests.conftest import ROOT
 
 
@@ -19,27 +19,40 @@ def finished(finished_digits):
     ).folder
 
 
-def test_runs_without_an_item_have_a_plain_table(finished, capsys):
-    [table] = sweep_tables("", [finished])
-    row = dict(zip(table.headings, table.rows[0]))
+def cells(table):
+    """Heading -> the cells below it."""
+    return {str(column.header): list(column.cells) for column in table.columns}
+
+
+def test_runs_of_a_users_own_have_a_plain_table(finished, capsys):
     summary = finished.read_summary()
-    assert (row["network"], row["schedule"], row["metric"], row["n"]) == ("ResNet-8", "RTH", "test_accuracy", "1")
-    assert float(row["ours"]) == pytest.approx(summary["final"], abs=0.01)
+    table = cells(table_of(finished_settings([finished])))
+    assert table["n"] == ["1"] and float(table["test_accuracy (%)"][0]) == pytest.approx(summary["final"], rel=1e-3)
     cost = summary["cost"]["total"]["relative_to_static"]
-    assert float(row["cost relative to static"]) == pytest.approx(cost, abs=1e-3)
-    show_sweep("", [finished])
-    assert "RTH" in capsys.readouterr().out
+    assert float(table["cost relative to static q_max"][0]) == pytest.approx(cost, rel=1e-3)
+    assert not show_sweep("own/sweep", [finished]) and not capsys.readouterr().out
+    show_runs([finished])
+    assert "Finished runs" in capsys.readouterr().out
 
 
-def test_one_row_for_the_seeds_of_a_setting():
-    row = {"final": "90", "scale": "mini", "hash": "h", "settings": "{}"}
-    several = read_runs([row, {**row, "final": "92"}, {**row, "hash": "other"}, {**row, "scale": "smoke"}], ROOT)
-    cells = settings_of(several, "mini")
-    assert [len(cell.runs) for cell in cells] == [2, 1]
+def test_one_row_for_the_seeds_of_a_setting_and_a_column_for_what_varies():
+    run = {"metric": "loss", "unit": "", "final": 2.0, "cost": {"total": {"gbitops": 8.0, "relative_to_static": 0.5}}}
+    first = {"schedule.name": "CR", "schedule.cycles": 8, "training.steps": 4, "model.name": "mlp"}
+    second = {**first, "schedule.name": "static", "schedule.cycles": None, "training.steps": 9}
+    found = [FinishedSetting(first, [run, {**run, "final": 3.0}]), FinishedSetting(second, [run])]
+    assert cells(table_of(found)) == {
+        "schedule.name": ["CR", "static"],
+        "training.steps": ["4", "9"],
+        "n": ["2", "1"],
+        "loss": ["2.5", "2"],
+        "GBitOps": ["8", "8"],
+        "cost relative to static q_max": ["0.5", "0.5"],
+    }
 
 
-def test_unfinished_runs_are_left_out(digits):
-    assert sweep_tables("", [digits("seed=5").folder]) == []
+def test_unfinished_runs_are_left_out(digits, capsys):
+    show_runs([digits("seed=5").folder])
+    assert not capsys.readouterr().out
 
 
 def test_a_sweep_of_a_paper_shows_published_numbers_beside_its_runs(finished, monkeypatch):

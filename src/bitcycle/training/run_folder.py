@@ -26,7 +26,7 @@ class RunFolder:
     | environment.json | versions, commit, hardware |
     | log.txt | the console output, as plain lines |
     | checkpoint/ | last.pt, previous.pt; candidate-STEP.pt: weights from which a later phase may start or has started |
-    | analyses/ | results of `bitcycle.reproduction.measurement` for the trained network |
+    | analyses/ | results of analyses of the trained network |
     | NAME/ | the folder of a preliminary run NAME, such as range_test |
 
     Without `writes`, writes are discarded.

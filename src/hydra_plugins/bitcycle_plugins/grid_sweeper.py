@@ -61,7 +61,7 @@ class GridSweeper(Sweeper):
     def sweep(self, arguments: list[str]) -> Any:
         """List all runs, launch the missing ones, and raise SweepEnded with the worst exit code, as Hydra would discard a return
         value. Raises SettingError if the sweep was started in several processes."""
-        from bitcycle.reproduction.manifest import record_launch
+        from bitcycle.door import reproduction
         from bitcycle.sweep.execution import SweepEnded, report, worst
         from bitcycle.sweep.registry import Sweep, index_runs, mark
         from bitcycle.training.processes import process_variables
@@ -86,7 +86,8 @@ class GridSweeper(Sweeper):
         names = [str(override.value()) for override in overrides if override.key_or_group == GROUP]
         if names and not swept and set(fixed) <= NEUTRAL:  # runs with other settings belong to no cell of the item
             hashes = [run.key[1] for run in located]
-            record_launch(names[0], fixed.get("scale", "paper"), hashes, self.compose, Path.cwd())
+            if (manifest := reproduction("manifest")) is not None:
+                manifest.record_launch(names[0], fixed.get("scale", "paper"), hashes, self.compose, Path.cwd())
         if dry_run == "false":
             if missing:
                 codes += self._launch(missing, names, fixed)
@@ -104,15 +105,18 @@ class GridSweeper(Sweeper):
 
 
 def _show(name: str, folders: "Sequence[RunFolder]") -> None:
-    """The table of a sweep's results, or what to install for it."""
+    """The tables of a paper, if `name` is one of its sweeps; else a plain table of the runs."""
+    from bitcycle.door import reproduction
     from bitcycle.optional_imports import explain_missing
+    from bitcycle.sweep.table import show_runs
 
     try:
-        from bitcycle.reproduction.figure.table import show_sweep
+        papers = reproduction("figure.table") if name else None
     except ModuleNotFoundError as error:
-        print(f"no table of the results: {explain_missing(error) or error}", file=sys.stderr)
-    else:
-        show_sweep(name, folders)
+        print(f"no published numbers beside the results: {explain_missing(error) or error}", file=sys.stderr)
+        papers = None
+    if papers is None or not papers.show_sweep(name, folders):
+        show_runs(folders)
 
 
 def _exit_code(job: JobReturn) -> int:

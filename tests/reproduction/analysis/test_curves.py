@@ -8,7 +8,8 @@ import json
 import pytest
 
 from bitcycle.files import write_json
-from bitcycle.reproduction.analysis.collect import curve_of, read_curve, write_curve
+from bitcycle.picture.curve import curve_of
+from bitcycle.reproduction.analysis.collect import read_curve, write_curve
 from bitcycle.training.run_folder import RunFolder
 
 # Curves of runs

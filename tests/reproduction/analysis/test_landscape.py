@@ -11,6 +11,7 @@ import matplotlib
 import matplotlib.pyplot as plt
 import pytest
 
+from bitcycle.picture.layout import UNDATED
 from bitcycle.reproduction.analysis.aggregation import Cell, Results
 from bitcycle.reproduction.analysis.claims import read_claims
 from bitcycle.reproduction.analysis.contrast import Pool
@@ -19,7 +20,6 @@ from bitcycle.reproduction.analysis.verdict import NOT_TESTED, UNDECIDED, judge
 from bitcycle.reproduction.figure.data import ItemData
 from bitcycle.reproduction.figure.landscape import contours, network_name, radial_rise
 from bitcycle.reproduction.figure.make import draw_item
-from bitcycle.reproduction.figure.style import UNDATED
 from bitcycle.reproduction.measurement.artifacts import Result
 from tests.conftest import ROOT
 from tests.reproduction.figures_cases import ITEMS, made_up

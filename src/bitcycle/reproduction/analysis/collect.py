@@ -8,20 +8,20 @@ steps, phases, the levels of a range test, and the bits chosen by gates. Equal r
 import gzip
 import json
 import sys
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
 from omegaconf import OmegaConf
 
 from bitcycle.files import read_csv, read_object, read_records, write_bytes, write_csv
+from bitcycle.picture.curve import AT_Q_MAX, curve_of
 from bitcycle.reproduction.measurement.artifacts import ANALYSES, IDENTITY, copy_results, run_name
+from bitcycle.sweep.table import PLACES
 from bitcycle.training.run_folder import RunFolder
 
 SUMMARY = Path("results/summary/runs.csv")
 RUNS = Path("results/runs")
-PLACES = ("data_root", "results_root")
-"""Settings that hold paths of one machine."""
 COLUMNS = (
     *("scale", "model", "dataset", "quantizer", "schedule", "q_min", "q_max", "cycles", "seed", "hash", "total_steps"),
     *(
@@ -41,11 +41,6 @@ COLUMNS = (
 )
 CURVES = "curves"
 """Folder of the curves, next to runs.csv."""
-POINTS = 200
-"""Maximum number of points of a training curve; longer ones are averaged."""
-ALLOCATION_SHARES = (5 / 160, 45 / 160, 85 / 160, 1.0)
-"""Fractions of a run at which the bits chosen by gates are kept: epochs 5, 45 and 85 as in FracTrain, figure 8, and the end."""
-AT_Q_MAX = "_at_q_max"
 
 
 def collect(root: Path, summary: Path) -> list[dict[str, str]]:
@@ -126,77 +121,6 @@ def read_curve(folder: Path, row: Mapping[str, Any]) -> dict[str, Any]:
     """Read the curve of a run, given its row in runs.csv; empty if there is none."""
     path = folder / curve_name(row)
     return dict(json.loads(gzip.decompress(path.read_bytes()))) if path.exists() else {}
-
-
-def curve_of(records: Sequence[Mapping[str, Any]], summary: Mapping[str, Any]) -> dict[str, Any]:
-    """Convert the records of a run to columns.
-
-    Returns:
-        metric; evaluations: step, value, at_q_max, gbitops, weight, activation, gradient; training: step, loss, the bits, and cp
-        and cp_target if the network chooses its bits; final: all numbers of the last evaluation; phases, range_test,
-        observations and allocation if the run has them.
-    """
-    tests = [record for record in records if record["kind"] == "evaluation"]
-    metric = str(summary["metric"])
-    found: dict[str, Any] = {
-        "metric": metric,
-        "evaluations": {
-            "step": [record["step"] for record in tests],
-            "value": [record[metric] for record in tests],
-            "at_q_max": [record.get(metric + AT_Q_MAX) for record in tests],
-            "gbitops": [(record.get("cost") or {}).get("gbitops") for record in tests],
-            **_bits(tests),
-        },
-        "training": _thinned([record for record in records if record["kind"] == "train"]),
-        "final": {
-            name: value for test in tests[-1:] for name, value in test.items() if isinstance(value, (int, float))
-        },
-    }
-    if summary.get("phases"):
-        found["phases"] = summary["phases"]
-    if test := summary.get("found", {}).get("range_test"):
-        observed = [record for record in records if record["kind"] == "observation"]
-        found["range_test"] = {**test, "q_min": summary["found"]["q_min"]}
-        found["observations"] = _columns(observed[:: -(-len(observed) // (5 * POINTS)) or 1], ("step", "accuracy"))
-    if allocation := _allocations(tests, summary["total_steps"]):
-        found["allocation"] = allocation
-    return found
-
-
-def _bits(records: Sequence[Mapping[str, Any]]) -> dict[str, list[Any]]:
-    names = ("weight", "activation", "gradient")
-    return {name: [record["precision"][index] for record in records] for index, name in enumerate(names)}
-
-
-def _thinned(records: Sequence[Mapping[str, Any]]) -> dict[str, list[Any]]:
-    """At most POINTS points, each the last record of a group with the mean loss of the group."""
-    size = -(-len(records) // POINTS) or 1
-    groups = [records[start : start + size] for start in range(0, len(records), size)]
-    last = [group[-1] for group in groups]
-    found: dict[str, list[Any]] = {
-        "step": [record["step"] for record in last],
-        "loss": [_rounded(sum(record["loss"] for record in group) / len(group)) for group in groups],
-        **_bits(last),
-    }
-    if last and "cp" in last[-1]:
-        found |= _columns(last, ("cp", "cp_target"))
-    return found
-
-
-def _columns(records: Sequence[Mapping[str, Any]], names: Sequence[str]) -> dict[str, list[Any]]:
-    return {name: [_rounded(record.get(name)) for record in records] for name in names}
-
-
-def _rounded(value: Any) -> Any:
-    return float(f"{value:.6g}") if isinstance(value, float) else value
-
-
-def _allocations(tests: Sequence[Mapping[str, Any]], total_steps: int) -> dict[str, Any]:
-    """Step -> block -> option -> share of samples, for the evaluations nearest to ALLOCATION_SHARES."""
-    chosen = [record for record in tests if record.get("allocation")]
-    moments = [share * total_steps for share in ALLOCATION_SHARES if chosen]
-    nearest = [min(chosen, key=lambda record: abs(record["step"] - moment)) for moment in moments]
-    return {str(record["step"]): record["allocation"] for record in nearest}
 
 
 def main() -> None:

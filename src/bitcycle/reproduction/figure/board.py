@@ -11,6 +11,7 @@ from typing import NamedTuple, Optional
 
 import numpy as np
 
+from bitcycle.picture.layout import legend, panels
 from bitcycle.reproduction.analysis.aggregation import Cell
 from bitcycle.reproduction.analysis.contrast import fact, matches, select
 from bitcycle.reproduction.analysis.labels import backward_bits, forward_bits, schedule_of
@@ -18,7 +19,7 @@ from bitcycle.reproduction.analysis.metrics import readings
 from bitcycle.reproduction.analysis.statistics import Estimate, over_seeds
 from bitcycle.reproduction.figure.data import ItemData, Panel, cost_against, metric_name, our_network, panels_of
 from bitcycle.reproduction.figure.plots import draw_points, label_axes, log_axis, point, side_by_side
-from bitcycle.reproduction.figure.style import Drawing, Style, legend, panels
+from bitcycle.reproduction.figure.style import Drawing, Style
 from bitcycle.reproduction.figure.table import Table, interval, number, signed
 from bitcycle.schedule import SUITE
 

@@ -11,6 +11,7 @@ from matplotlib.axes import Axes
 from matplotlib.cm import ScalarMappable
 from matplotlib.colors import Normalize
 
+from bitcycle.picture.layout import legend, panels
 from bitcycle.precision import FLOAT
 from bitcycle.reproduction.analysis.aggregation import Cell, Results
 from bitcycle.reproduction.analysis.labels import forward_bits, highest_bits, phase_bits, phase_method
@@ -18,7 +19,7 @@ from bitcycle.reproduction.analysis.metrics import results_of, rise
 from bitcycle.reproduction.analysis.statistics import over_seeds
 from bitcycle.reproduction.figure.data import ItemData, panels_of
 from bitcycle.reproduction.figure.plots import Point, draw_series, label_axes, point, styles
-from bitcycle.reproduction.figure.style import ORDERED, Drawing, Style, legend, panels
+from bitcycle.reproduction.figure.style import ORDERED, Drawing, Style
 from bitcycle.reproduction.measurement.artifacts import Result
 
 LEVELS = np.arange(0.1, 10, 0.5)

@@ -16,6 +16,7 @@ from rich.progress import track
 
 from bitcycle.cache import cached
 from bitcycle.files import digest_of, read_csv, resource_root, write_csv
+from bitcycle.picture.layout import render, write_files
 from bitcycle.reproduction.analysis import history
 from bitcycle.reproduction.analysis.aggregation import Results, read_runs
 from bitcycle.reproduction.analysis.claims import read_claims
@@ -28,7 +29,7 @@ from bitcycle.reproduction.figure import board, landscape, phases, plots, recipe
 from bitcycle.reproduction.figure.data import ItemData, gather
 from bitcycle.reproduction.figure.page import Entry, Picture, write_pages
 from bitcycle.reproduction.figure.run import bits_and_loss, bits_of_blocks, range_tests
-from bitcycle.reproduction.figure.style import Drawing, render, write_files
+from bitcycle.reproduction.figure.style import Drawing
 from bitcycle.reproduction.figure.table import as_records, tables_of
 from bitcycle.reproduction.measurement.artifacts import ANALYSES, run_name
 from bitcycle.sweep.registry import read_sweep

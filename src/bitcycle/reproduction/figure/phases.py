@@ -4,7 +4,8 @@ from collections.abc import Mapping, Sequence
 
 from matplotlib.axes import Axes
 
-from bitcycle.reproduction.figure.style import Drawing, legend, panels
+from bitcycle.picture.layout import legend, panels
+from bitcycle.reproduction.figure.style import Drawing
 
 Row = Mapping[str, str]
 PAPER, OURS, GUESSING = "black", "#0072b2", "#d55e00"

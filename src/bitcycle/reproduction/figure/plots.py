@@ -11,6 +11,7 @@ from matplotlib import colormaps
 from matplotlib.axes import Axes
 from matplotlib.colors import to_hex
 
+from bitcycle.picture.layout import legend, panels
 from bitcycle.reproduction.analysis.aggregation import Cell
 from bitcycle.reproduction.analysis.contrast import Selector, fact, select
 from bitcycle.reproduction.analysis.items import Published
@@ -29,7 +30,7 @@ from bitcycle.reproduction.figure.data import (
     panels_of,
 )
 from bitcycle.reproduction.figure.schematic import suite_legend, suite_style
-from bitcycle.reproduction.figure.style import ORDERED, Drawing, Style, legend, panels, style_of
+from bitcycle.reproduction.figure.style import ORDERED, Drawing, Style, style_of
 
 StyleOf = Callable[[Cell], Style]
 Point = tuple[Any, float, Optional[tuple[float, float]]]

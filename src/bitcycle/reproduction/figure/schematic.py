@@ -12,11 +12,12 @@ from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 from matplotlib.patches import Rectangle
 
+from bitcycle.picture.layout import panels
 from bitcycle.reproduction.analysis.aggregation import Cell
 from bitcycle.reproduction.analysis.claim_functions import relative_cost
 from bitcycle.reproduction.analysis.labels import group_of, schedule_of
 from bitcycle.reproduction.figure.data import ItemData
-from bitcycle.reproduction.figure.style import FORMS, ORDERED, PROFILES, Drawing, Style, panels
+from bitcycle.reproduction.figure.style import FORMS, ORDERED, PROFILES, Drawing, Style
 from bitcycle.schedule import SCHEDULES, SUITE, Cyclic, Schedule, schedule
 from bitcycle.schedule.cyclic import growth_profile
 

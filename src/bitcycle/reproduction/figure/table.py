@@ -12,10 +12,10 @@ from rich.table import Table as Shown
 
 from bitcycle.files import resource_root
 from bitcycle.reproduction.analysis import labels
-from bitcycle.reproduction.analysis.aggregation import Cell, Results, Run, read_runs
+from bitcycle.reproduction.analysis.aggregation import Cell, read_runs
 from bitcycle.reproduction.analysis.collect import SUMMARY, summary_row
 from bitcycle.reproduction.analysis.contrast import Pool, fact
-from bitcycle.reproduction.analysis.items import PUBLISHED, Item, Published, read_items
+from bitcycle.reproduction.analysis.items import PUBLISHED, Published, read_items
 from bitcycle.reproduction.analysis.metrics import EVALUATED, PHASE, estimate_of
 from bitcycle.reproduction.analysis.statistics import Estimate
 from bitcycle.reproduction.figure.data import (
@@ -261,34 +261,24 @@ def as_records(tables: Sequence[Table]) -> list[dict[str, str]]:
 # At the end of a sweep
 
 
-def show_sweep(name: str, folders: Iterable[RunFolder]) -> None:
-    """Print the tables of a sweep with these runs; `name` is that of its file, empty if it has none."""
-    screen = console(180)
-    for table in sweep_tables(name, folders):
+def show_sweep(name: str, folders: Iterable[RunFolder]) -> bool:
+    """Print the tables of the sweep PAPER/ITEM with these runs; returns whether it has any."""
+    screen, tables = console(180), sweep_tables(name, folders)
+    for table in tables:
         shown = Shown(*table.headings, title=table.caption, title_justify="left")
         for row in table.rows:
             shown.add_row(*row)
         screen.print(shown)
+    return bool(tables)
 
 
 def sweep_tables(name: str, folders: Iterable[RunFolder]) -> list[Table]:
-    """The tables of the items of a sweep with only these runs; if there are none, one row per setting of the finished runs."""
+    """The tables of the items of a sweep with only these runs; none if no paper has such a sweep or none of its runs is done."""
+    root = resource_root()
+    items = [item for item in read_items(root / PUBLISHED) if item.sweep == name]
     rows = [summary_row(folder) for folder in folders if folder.state() == "done" and folder.config.exists()]
-    runs, root = read_runs(rows, SUMMARY), resource_root()
-    items = [item for item in read_items(root / PUBLISHED) if runs and name and item.sweep == name]
+    if not items or not rows:
+        return []
+    runs = read_runs(rows, SUMMARY)
     known = [gather(item, Pool(runs), root) for item in items]
-    found = [table for data in known if data.results.done for table in tables_of(data)]
-    return found or [
-        table
-        for scale in dict.fromkeys(run.row["scale"] for run in runs)
-        for table in tables_of(ItemData(Item("", "", "", "", ""), Results(scale, settings_of(runs, scale))))
-    ]
-
-
-def settings_of(runs: Iterable[Run], scale: str) -> tuple[Cell, ...]:
-    """The runs of a scale, with one cell per setting."""
-    groups: dict[str, list[Run]] = defaultdict(list)
-    for run in runs:
-        if run.row["scale"] == scale:
-            groups[run.row["hash"]].append(run)
-    return tuple(Cell({}, {}, tuple(group)) for group in groups.values())
+    return [table for data in known if data.results.done for table in tables_of(data)]

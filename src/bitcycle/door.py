@@ -1,0 +1,31 @@
+"""The library's one door to `bitcycle.reproduction`, the five papers: no other module imports it, and it may be absent."""
+
+from importlib import import_module
+from importlib.util import find_spec
+from types import ModuleType
+from typing import NamedTuple
+
+REPRODUCTION = "bitcycle.reproduction"
+
+
+class SubCommand(NamedTuple):
+    """A sub-command: the module it runs, as `python -m MODULE` does, and its help text."""
+
+    module: str
+    help: str
+    arguments: tuple[str, str, str] | tuple[()] | None = None
+    """Name, number (as argparse writes it) and help text of its arguments, if the module has no parser of its own."""
+
+
+def reproduction(module: str = "") -> ModuleType | None:
+    """The package of the papers, or one of its modules such as "manifest"; None if the package is absent. Raises
+    ModuleNotFoundError if the package is there, but something that the module needs is not installed."""
+    if find_spec(REPRODUCTION) is None:
+        return None
+    return import_module(f"{REPRODUCTION}.{module}" if module else REPRODUCTION)
+
+
+def sub_commands() -> dict[str, SubCommand]:
+    """The sub-commands that the papers add to the command line; none if they are absent."""
+    papers = reproduction()
+    return {} if papers is None else dict(papers.SUB_COMMANDS)

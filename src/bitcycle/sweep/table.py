@@ -1,0 +1,77 @@
+"""The table at the end of a sweep: one row for each setting, with the mean over its seeds and the cost."""
+
+from collections.abc import Iterable, Mapping, Sequence
+from statistics import mean
+from typing import Any, NamedTuple
+
+from omegaconf import OmegaConf
+from rich.table import Table
+
+from bitcycle.training.display import console
+from bitcycle.training.run_folder import RunFolder
+
+PLACES = ("data_root", "results_root")
+"""Settings that hold paths of one machine."""
+
+
+class FinishedSetting(NamedTuple):
+    """The finished runs that differ in nothing but their seed."""
+
+    settings: Mapping[str, Any]  # GROUP.NAME -> value
+    summaries: Sequence[Mapping[str, Any]]
+
+
+def show_runs(folders: Iterable[RunFolder]) -> None:
+    """Print the table of the finished runs among these; nothing if none is finished."""
+    if found := finished_settings(folders):
+        console(180).print(table_of(found))
+
+
+def finished_settings(folders: Iterable[RunFolder]) -> list[FinishedSetting]:
+    """The finished runs by setting, in their order."""
+    found: dict[str, FinishedSetting] = {}
+    for folder in folders:
+        if folder.state() == "done" and folder.config.exists():
+            summary = folder.read_summary()
+            settings = dict(_flat(OmegaConf.to_container(OmegaConf.load(folder.config))))
+            for name in (*PLACES, "seed"):
+                settings.pop(name, None)
+            group = found.setdefault(summary["hash"], FinishedSetting(settings, []))
+            found[summary["hash"]] = group._replace(summaries=[*group.summaries, summary])
+    return list(found.values())
+
+
+def table_of(found: Sequence[FinishedSetting]) -> Table:
+    """One row for each setting: what varies, n, the mean of the final metric, and the cost in total and relative to static q_max."""
+    varying = _varying([group.settings for group in found])
+    metrics = dict.fromkeys(_metric(group) for group in found)
+    table = Table(*varying, "n", *metrics, "GBitOps", "cost relative to static q_max", title="Finished runs")
+    for group in found:
+        runs = group.summaries
+        final = f"{mean(run['final'] for run in runs):.4g}"
+        table.add_row(
+            *(str(group.settings.get(name, "")) for name in varying),
+            str(len(runs)),
+            *(final if metric == _metric(group) else "" for metric in metrics),
+            *(f"{mean(run['cost']['total'][name] for run in runs):.4g}" for name in ("gbitops", "relative_to_static")),
+        )
+    return table
+
+
+def _metric(group: FinishedSetting) -> str:
+    name, unit = (group.summaries[0][key] for key in ("metric", "unit"))
+    return f"{name} ({unit})" if unit else str(name)
+
+
+def _varying(settings: Sequence[Mapping[str, Any]]) -> list[str]:
+    """The settings that differ; of a group whose options differ only the choice, as most other settings follow from it."""
+    names = dict.fromkeys(name for one in settings for name in one)
+    differing = [name for name in names if len({str(one.get(name)) for one in settings}) > 1]
+    chosen = {name.rpartition(".")[0] for name in differing if name.endswith(".name")}
+    return [name for name in differing if name.endswith(".name") or name.partition(".")[0] not in chosen]
+
+
+def _flat(value: Any, prefix: str = "") -> Iterable[tuple[str, Any]]:
+    if not isinstance(value, Mapping):
+        return [(prefix, value)]
+    return [pair for name, part in value.items() for pair in _flat(part, f"{prefix}.{name}" if prefix else str(name))]

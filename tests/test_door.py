@@ -1,0 +1,58 @@
+"""The library works for someone who deletes src/bitcycle/reproduction."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import sys
+
+import pytest
+
+from bitcycle import door
+from tests.conftest import ROOT
+
+SHORT = ("scale=smoke", "model=mlp", "dataset=digits", "training.steps=4", "training.evaluation_steps=4")
+
+
+@pytest.fixture(scope="module")
+def library(tmp_path_factory):
+    """Runs Python in a folder with a copy of the package that lacks the papers."""
+    root = tmp_path_factory.mktemp("library")
+    shutil.copytree(ROOT / "src", root / "src", ignore=shutil.ignore_patterns("reproduction", "__pycache__"))
+    shutil.copytree(ROOT / "conf", root / "conf")
+    environment = {**os.environ, "PYTHONPATH": str(root / "src"), "OMP_NUM_THREADS": "1"}
+
+    def run(*words):
+        done = subprocess.run([sys.executable, *words], capture_output=True, text=True, cwd=root, env=environment)
+        assert done.returncode == 0, done.stderr
+        return done.stdout
+
+    return run
+
+
+def test_the_door_opens_here_and_its_sub_commands_are_known():
+    assert door.reproduction("manifest").__name__ == "bitcycle.reproduction.manifest"
+    assert {"figures", "collect", "advise"} <= set(door.sub_commands())
+
+
+def test_a_network_is_quantized_without_the_papers(library):
+    code = """
+import torch, bitcycle
+from bitcycle.door import reproduction, sub_commands
+network = torch.nn.Sequential(torch.nn.Linear(4, 8), torch.nn.ReLU(), torch.nn.Linear(8, 2))
+bitcycle.quantize_model(network)
+print(reproduction(), sub_commands(), network(torch.ones(1, 4)).shape)
+"""
+    assert library("-c", code).split("\n")[0] == "None {} torch.Size([1, 2])"
+
+
+def test_a_run_is_planned_and_trained_without_the_papers(library):
+    assert "GBitOps" in library("-m", "bitcycle", *SHORT, "dry_run=true")
+    assert "run folder" in library("-m", "bitcycle", *SHORT)
+
+
+def test_a_sweep_of_ones_own_ends_with_a_plain_table_without_the_papers(library):
+    printed = library("-m", "bitcycle", "-m", *SHORT, "schedule=static,RTH", "schedule.q_max=8")
+    table = printed[printed.index("Finished runs") :]
+    assert "schedule.name" in table and "static" in table and "RTH" in table, printed

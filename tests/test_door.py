@@ -12,7 +12,7 @@ import pytest
 from bitcycle import door
 from tests.conftest import ROOT
 
-SHORT = ("scale=smoke", "model=mlp", "dataset=digits", "training.steps=4", "training.evaluation_steps=4")
+SHORT = ("scale=smoke", "model=resnet8", "dataset=digits", "training.steps=8", "training.evaluation_steps=8")
 
 
 @pytest.fixture(scope="module")
@@ -40,7 +40,7 @@ def test_a_network_is_quantized_without_the_papers(library):
     code = """
 import torch, bitcycle
 from bitcycle.door import reproduction, sub_commands
-network = torch.nn.Sequential(torch.nn.Linear(4, 8), torch.nn.ReLU(), torch.nn.Linear(8, 2))
+network = torch.nn.Sequential(*(torch.nn.Linear(*shape) for shape in [(4, 8), (8, 8), (8, 2)]))
 bitcycle.quantize_model(network)
 print(reproduction(), sub_commands(), network(torch.ones(1, 4)).shape)
 """

@@ -212,11 +212,8 @@ def test_rooms_know_only_what_lies_below(floor):
 def test_the_library_reaches_the_papers_through_one_door():
     """Whoever deletes src/bitcycle/reproduction keeps a library that works."""
     library = [path for path in (ROOT / "src").glob("**/*.py") if PACKAGE / "reproduction" not in path.parents]
-    naming = {
-        path.name
-        for path in library
-        if re.search(r"bitcycle\.reproduction|from bitcycle import .*reproduction", path.read_text())
-    }
+    names = re.compile(r"bitcycle\.reproduction|from bitcycle import .*reproduction")
+    naming = {path.name for path in library if names.search(path.read_text())}
     assert naming == {"door.py"}
     assert any("bitcycle_plugins" in path.parts for path in library)
 

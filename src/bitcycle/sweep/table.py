@@ -42,7 +42,7 @@ def finished_settings(folders: Iterable[RunFolder]) -> list[FinishedSetting]:
 
 
 def table_of(found: Sequence[FinishedSetting]) -> Table:
-    """One row for each setting: what varies, n, the mean of the final metric, and the cost in total and relative to static q_max."""
+    """One row for each setting: what varies, n, the mean of the final metric, and cost, also relative to static q_max."""
     varying = _varying([group.settings for group in found])
     metrics = dict.fromkeys(_metric(group) for group in found)
     table = Table(*varying, "n", *metrics, "GBitOps", "cost relative to static q_max", title="Finished runs")

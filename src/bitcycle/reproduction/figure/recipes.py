@@ -6,6 +6,7 @@ claims, as a frozen family of their own in results/published/recipes.
 
 from typing import Any, NamedTuple
 
+from bitcycle.picture.layout import panels
 from bitcycle.reproduction.analysis.aggregation import Cell
 from bitcycle.reproduction.analysis.claims import read_claims
 from bitcycle.reproduction.analysis.contrast import contrast, fact
@@ -16,7 +17,7 @@ from bitcycle.reproduction.analysis.statistics import Estimate
 from bitcycle.reproduction.analysis.verdict import judge
 from bitcycle.reproduction.figure.data import ItemData, cost_against, panels_of
 from bitcycle.reproduction.figure.plots import draw_points, label_axes, point
-from bitcycle.reproduction.figure.style import Drawing, Style, panels
+from bitcycle.reproduction.figure.style import Drawing, Style
 from bitcycle.reproduction.figure.table import Table, interval, number, signed
 
 METRIC = f"{EVALUATED}test_bits_per_byte"

@@ -4,7 +4,7 @@ import json
 import logging
 import os
 import sys
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -24,6 +24,7 @@ from bitcycle.settings import SettingError
 from bitcycle.sweep.execution import SweepEnded, worst
 from bitcycle.sweep.grid import quoted
 from bitcycle.training.display import set_up_console
+from bitcycle.training.outcome import no_validation, objective
 from bitcycle.training.plan import Plan, make_plan
 from bitcycle.training.processes import process_group
 from bitcycle.training.report import plan_report, print_report, summary_report
@@ -88,7 +89,7 @@ def run(config: DictConfig, found: list[float]) -> int:
         size = plan.config.training.batch_size
         logger.warning(f"training.batch_size=%d {problem}", size, plan.total_steps, plan.epoch.samples)
     if "validation" in run_config.logging.objective and not (dataset.validation or dataset.has_validation):
-        raise _no_validation()
+        raise no_validation()
     if run_config.dry_run == "json":
         print(json.dumps(plan.describe()))
     elif run_config.dry_run == "true":
@@ -106,27 +107,6 @@ def run(config: DictConfig, found: list[float]) -> int:
             print(f"run folder: {plan.folder.path}")
         found += [objective(summary, name) for name in run_config.logging.objective]
     return EXIT_DONE
-
-
-def objective(summary: Mapping[str, Any], name: str) -> float:
-    """The number in a run's summary that `logging.objective` names. Raises SettingError if this run has no such number."""
-    places: dict[str, tuple[str, ...]] = {
-        "mean_of_last": ("mean_of_last", "mean"),
-        "validation": ("validation", "final"),
-        "gbitops": ("cost", "total", "gbitops"),
-        "relative_to_static": ("cost", "total", "relative_to_static"),
-    }
-    value: Any = summary
-    for key in places.get(name, (name,)):
-        if key not in value:
-            raise _no_validation()
-        value = value[key]
-    return float(value)
-
-
-def _no_validation() -> SettingError:
-    remedy = "hold out a part of the training data, as dataset.validation=0.1"
-    return SettingError("logging.objective", "validation", "this run has no validation data", remedy)
 
 
 def unused_settings(overrides: Iterable[str], config: RunConfig) -> Iterator[tuple[str, str]]:

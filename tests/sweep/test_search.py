@@ -7,8 +7,9 @@ import sys
 import pytest
 import yaml
 
-from bitcycle.command import JobFailed, main, objective
+from bitcycle.command import JobFailed, main
 from bitcycle.settings import SettingError
+from bitcycle.training.outcome import objective
 from tests.conftest import ROOT
 
 SUMMARY = {

@@ -1,6 +1,7 @@
 """Results of a run so far: means over the last steps, the best evaluation, and drops of the learning rate on plateaus."""
 
 import math
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -8,6 +9,7 @@ import torch
 
 from bitcycle.device import widest_float
 from bitcycle.recipe.learning_rate import LearningRateOptions
+from bitcycle.settings import SettingError
 from bitcycle.task import StepOutput
 
 
@@ -112,3 +114,25 @@ class ReduceOnPlateau:
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         self.best, self.waited, self.drops = state["best"], state["waited"], state["drops"]
+
+
+def objective(summary: Mapping[str, Any], name: str) -> float:
+    """The number in a run's summary that `logging.objective` names. Raises SettingError if this run has no such number."""
+    places: dict[str, tuple[str, ...]] = {
+        "mean_of_last": ("mean_of_last", "mean"),
+        "validation": ("validation", "final"),
+        "gbitops": ("cost", "total", "gbitops"),
+        "relative_to_static": ("cost", "total", "relative_to_static"),
+    }
+    value: Any = summary
+    for key in places.get(name, (name,)):
+        if key not in value:
+            raise no_validation()
+        value = value[key]
+    return float(value)
+
+
+def no_validation() -> SettingError:
+    """The error if `logging.objective` asks for a validation metric that the run lacks."""
+    remedy = "hold out a part of the training data, as dataset.validation=0.1"
+    return SettingError("logging.objective", "validation", "this run has no validation data", remedy)

@@ -55,10 +55,10 @@ class SlurmLauncher(Launcher):
 
     def launch(self, job_overrides: Sequence[Sequence[str]], initial_job_idx: int) -> Sequence[JobReturn]:
         """Run every job and return its metric, for sweepers that optimize it; `GridSweeper` uses `launch_into`."""
-        from bitcycle.command import objective
         from bitcycle.configuration import read_config
         from bitcycle.guard import JobFailed
         from bitcycle.sweep.composition import without_hydra
+        from bitcycle.training.outcome import objective
         from bitcycle.training.plan import locate
 
         load = self.context.config_loader.load_sweep_config

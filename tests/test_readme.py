@@ -223,6 +223,14 @@ def test_every_room_has_its_place():
     assert rooms <= set().union(*ROOMS), "put new modules and packages into ROOMS"
 
 
+def test_the_drawing_shows_every_room_on_its_floor():
+    drawing = (ROOT / "CONTRIBUTING.md").read_text().partition("```text")[2].partition("```")[0]
+    lines = [re.split(r"\s{8,}", line[20:].strip())[0].split() for line in drawing.strip("\n").splitlines()]
+    floors = [{next(i for i, floor in enumerate(ROOMS) if room in floor) for room in line} for line in lines]
+    assert {room for line in lines for room in line} == set().union(*ROOMS) - {"__main__"}
+    assert all(len(floor) == 1 for floor in floors) and floors == sorted(floors, key=max, reverse=True)
+
+
 def test_schedules_need_no_torch():
     for path in (ROOT / "src" / "bitcycle" / "schedule").glob("*.py"):
         assert "torch" not in re.findall(r"^(?:from|import) (\w+)", path.read_text(), re.MULTILINE), path

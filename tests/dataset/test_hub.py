@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import io
 import socket
-import time
 
 import datasets
 import numpy as np
@@ -67,13 +66,15 @@ def test_command_line():
 
 
 def test_without_a_network_the_hub_is_not_asked_again_and_again(monkeypatch):
-    def unknown(*_arguments):
+    asked = []
+
+    def unknown(*arguments):
+        asked.append(arguments)
         raise socket.gaierror("Name or service not known")
 
     monkeypatch.setattr(socket, "getaddrinfo", unknown)
     monkeypatch.setattr(sources, "getproxies", dict)
-    started = time.monotonic()
     with pytest.raises(DataError, match=r"cannot be loaded .*[Oo]ffline"):
         load_hub("nobody/nothing-of-this-name", "Remedy.", [])
-    assert time.monotonic() - started < 5
+    assert len(asked) <= 1
     assert not constants.HF_HUB_OFFLINE

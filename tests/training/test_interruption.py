@@ -234,6 +234,6 @@ def test_samples_of_many_steps_are_counted_without_counting():
     planned = plan("schedule=static")
     assert planned.samples(0, 391) == 50_000
     assert planned.samples(389, 3) == 128 + 80 + 128
-    started = time.monotonic()
+    started = time.process_time()  # of this process, whatever else runs; a loop over the steps takes a minute
     assert planned.samples(0, 10**9) == 10**9 // 391 * 50_000 + 10**9 % 391 * 128
-    assert time.monotonic() - started < 0.1
+    assert time.process_time() - started < 5

@@ -38,7 +38,7 @@ def records(plan, kind):
 def test_a_run_goes_through_its_phases(digits, monkeypatch):
     """Weights at the first step of each phase are those that its record names; rates and bits are as planned."""
     started, evaluated, dropped = {}, {}, {}
-    train_step, consider = Trainer.train_step, Trainer.consider
+    train_step, consider = Trainer.train_step, Trainer.record_validation
 
     def watched_step(self, batch):
         if self.step in (16, 32, 48):
@@ -51,7 +51,7 @@ def test_a_run_goes_through_its_phases(digits, monkeypatch):
         return consider(self, validation)
 
     monkeypatch.setattr(Trainer, "train_step", watched_step)
-    monkeypatch.setattr(Trainer, "consider", watched_consider)
+    monkeypatch.setattr(Trainer, "record_validation", watched_consider)
     plan = digits("schedule=hlhlp", *CHOOSING, "training.log_steps=1")
     summary = execute(plan)
     phases, evaluations = records(plan, "phase"), records(plan, "evaluation")

@@ -135,7 +135,7 @@ def test_the_network_at_q_max_is_another_one_if_only_activations_differ(digits, 
     monkeypatch.setattr(
         Trainer, "evaluate_at", lambda self, bits, *_, **__: used.append(bits) or {"test_accuracy": 1.0}
     )
-    monkeypatch.setattr(Trainer, "consider", lambda self, validation: {})
+    monkeypatch.setattr(Trainer, "record_validation", lambda self, validation: {})
     for activation, evaluations in ((4, [4, 8, 4]), (8, [8, 8])):  # at the step's bits, at q_max, for validation
         monkeypatch.setattr(trainer.controller, "precision", Precision(8, activation, 32))
         trainer.evaluate(ProgressBar(64, 0, False))

@@ -12,6 +12,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+from accelerator_table import accelerator_table
 from bitcycle.benchmark.table import recorded
 from bitcycle.files import markdown_table, read_csv, read_json
 from bitcycle.hardware import MatrixProduct, Operation, TensorCore, Workload
@@ -393,6 +394,7 @@ GENERATED: dict[str, Callable[[], str]] = {
     "costs": costs_line,
     "evaluation": evaluation_table,
     "support": support_table,
+    "accelerator": accelerator_table,
     "results": results_table,
     "verdicts": verdicts_table,
     "benchmark": recorded,
@@ -421,6 +423,7 @@ DOCUMENTS = {
     ROOT / "docs" / "own-models.md": ("evaluation", "support"),
     ROOT / "docs" / "results.md": ("verdicts", "null families", "results"),
     ROOT / "docs" / "speed.md": ("benchmark",),
+    ROOT / "docs" / "accelerators.md": ("accelerator",),
     ROOT / "results" / "notes" / "claim-history.md": ("judged anew", "history"),
     ROOT / "results" / "notes" / "board.md": ("methods list", "underfitting list", "formats list"),
     ROOT / "results" / "notes" / "mini-scale.md": ("deviations",),

@@ -6,7 +6,9 @@ import json
 
 import pytest
 
+from bitcycle.files import read_csv
 from tests.accelerator.case import record
+from tests.accelerator.record import RECORD
 from tests.conftest import _processes
 from tests.settings import RESUME, run_of
 
@@ -55,3 +57,9 @@ def test_runs_on_an_accelerator(case, tmp_path):
     allowed = ALLOWED.get(case, {})
     waits = {what: count for what, count in found["found"].items() if what.rpartition(" at ")[2] not in allowed}
     assert not waits, f"in {found['steady']} steady steps"
+
+
+def test_the_record_of_the_documents_is_complete_and_without_errors():
+    rows = read_csv(RECORD)
+    assert [row["case"] for row in rows] == list(RESUME)
+    assert all(not row["error"] and row["same"] == "True" for row in rows)

@@ -15,7 +15,7 @@ def accelerator_table() -> str:
             "yes" if not row["error"] else row["error"],
             "yes" if row["same"] == "True" else "no",
             row["steady"],
-            row["waits"] or ("none" if int(row["steady"]) else "not seen: the bits change at every step"),
+            row["waits"] or ("none" if int(row["steady"]) else "no steady step in this run"),
         )
         for row in read_csv(RECORD)
     ]

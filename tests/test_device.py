@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from bitcycle.device import allow_tf32, device_name, tf32_allowed, to_device
+from bitcycle.device import allow_tf32, device_name, tf32, tf32_allowed, to_device
 from bitcycle.files import read_object
 from bitcycle.quantizer import compile_utils
 from bitcycle.training.plan import result_settings
@@ -14,13 +14,12 @@ from bitcycle.training.run import execute, set_up_torch
 
 @pytest.fixture
 def tf32_as_before():
-    before = torch.backends.cuda.matmul.allow_tf32, torch.backends.cudnn.allow_tf32
+    torch.backends.cuda.matmul.allow_tf32, torch.backends.cudnn.allow_tf32 = before = False, True  # PyTorch's defaults
     yield
     torch.backends.cuda.matmul.allow_tf32, torch.backends.cudnn.allow_tf32 = before
 
 
 def test_tf32_is_off_unless_asked_for_and_recorded(digits, tf32_as_before):
-    torch.backends.cudnn.allow_tf32 = True  # PyTorch's default
     run = digits("quantizer=none", "training.steps=2", "dataset.train_samples=16", "dataset.test_samples=8")
     execute(run)
     assert not tf32_allowed()
@@ -33,6 +32,27 @@ def test_other_code_can_read_whether_tf32_is_allowed(tf32_as_before):
     for allowed in (True, False):
         allow_tf32(allowed)
         assert torch.backends.cuda.matmul.allow_tf32 is torch.backends.cudnn.allow_tf32 is tf32_allowed() is allowed
+
+
+@pytest.mark.parametrize("before", [(False, False), (False, True), (True, True)])
+def test_products_of_codes_use_tf32_and_restore_what_was_set(before, tf32_as_before, monkeypatch):
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    matmul, cudnn = torch.backends.cuda.matmul, torch.backends.cudnn
+    matmul.allow_tf32, cudnn.allow_tf32 = before
+    with tf32():
+        assert matmul.allow_tf32 and cudnn.allow_tf32, "the older interface can be read, too"
+    assert (matmul.allow_tf32, cudnn.allow_tf32) == before
+
+
+def test_products_of_codes_in_a_program_with_the_newer_interface(tf32_as_before, monkeypatch):
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    kinds = torch.backends.cuda.matmul, torch.backends.cudnn.conv
+    for precision in ("ieee", "tf32"):
+        for kind in kinds:
+            kind.fp32_precision = precision
+        with tf32():
+            assert all(kind.fp32_precision == "tf32" for kind in kinds)
+        assert all((kind.fp32_precision == "tf32") is (precision == "tf32") for kind in kinds)
 
 
 def test_a_run_with_tf32_has_another_name(digits):

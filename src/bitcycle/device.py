@@ -1,5 +1,7 @@
 """What differs between devices: data types, TF32, seeds, names, and copies that do not make the host wait."""
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from functools import cache
 from typing import Any
 
@@ -54,6 +56,23 @@ def allow_tf32(allowed: bool) -> None:
     only. A quantized value s n + z is not exact in 11 bits. Other devices have no TF32."""
     # the older switches, as the newer ones make reading these an error in other people's code
     torch.backends.cuda.matmul.allow_tf32 = torch.backends.cudnn.allow_tf32 = allowed
+
+
+@contextmanager
+def tf32() -> Iterator[None]:
+    """Context in which CUDA rounds operands of float32 products to 11 bits (TF32), which represent codes of 8 bits exactly."""
+    if not torch.cuda.is_available():
+        yield
+        return
+    products: Any = torch.backends.cuda.matmul
+    cudnn: Any = torch.backends.cudnn
+    # reading the older switches is an error where a program has set the newer ones
+    before = products.fp32_precision == "tf32", cudnn.conv.fp32_precision == "tf32"
+    allow_tf32(True)
+    try:
+        yield
+    finally:
+        products.allow_tf32, cudnn.allow_tf32 = before
 
 
 def tf32_allowed() -> bool:

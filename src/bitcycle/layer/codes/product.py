@@ -17,8 +17,7 @@ weight to 16 bits.
 """
 
 import functools
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from typing import Any, cast
 
 import torch
@@ -28,6 +27,7 @@ from torch.autograd.function import once_differentiable
 
 from bitcycle import distributed
 from bitcycle.cpp.operators import cpp_operators
+from bitcycle.device import tf32
 from bitcycle.layer.codes.batch_norm import remember
 from bitcycle.layer.codes.gradients import input_gradient, sums_input, sums_integers, weight_gradient
 from bitcycle.layer.codes.support import convolve_8_bits, integer_products_work, library, no_zero_points
@@ -274,7 +274,7 @@ def convolve_integers(integers: Tensor, weight: Tensor, scales: Tensor, layer: Q
         integers = integers.contiguous(memory_format=torch.channels_last)
         return convolve_8_bits(integers, weight, scales, _geometry(layer))
     x, floats = integers.to(torch.float32), weight.to(torch.float32)
-    with _exact_operands():
+    with tf32():
         y = F.conv2d(x, floats, None, *_geometry(layer))
     return (y * scales.view(-1, 1, 1)).contiguous(memory_format=torch.channels_last)
 
@@ -286,23 +286,5 @@ def multiply_integers(rows: Tensor, weight: Tensor, scales: Tensor) -> Tensor:
         return torch.ops.onednn.qlinear_pointwise(
             *(rows, 1.0, 0, packed, scales, zeros, None), *(1.0, 0, torch.float32, "none", [], "")
         )
-    with _exact_operands():
+    with tf32():
         return F.linear(rows.to(torch.float32), weight.to(torch.float32)) * scales
-
-
-@contextmanager
-def _exact_operands() -> Iterator[None]:
-    """Context in which a GPU uses TF32 for products, whose 11 bits represent codes exactly."""
-    if not torch.cuda.is_available():
-        yield
-        return
-    cudnn: Any = torch.backends.cudnn
-    backends = [cudnn.conv, torch.backends.cuda.matmul]
-    before = [backend.fp32_precision for backend in backends]
-    try:
-        for backend in backends:
-            backend.fp32_precision = "tf32"
-        yield
-    finally:
-        for backend, precision in zip(backends, before):
-            backend.fp32_precision = precision

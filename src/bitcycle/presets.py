@@ -1,6 +1,7 @@
 """Presets of the configuration groups: the files `conf/GROUP/NAME.yaml`, the only place of their names, values and summaries.
 
-The first comment of a file is its summary, the second its source. Its defaults name the dataclass that declares its settings:
+The first comment of a file is its summary, the second its source; `# label: NAME` is its name in figures and tables. Its defaults
+name the dataclass that declares its settings:
 
     # REX, triangular, mirrored in time: low for long, saves most
     # Better Schedules, section 3.2
@@ -32,6 +33,8 @@ FOLDERS = "BITCYCLE_CONF"
 ENTRY_POINTS = "bitcycle.conf"
 """Entry points of installed packages whose sub-folder `conf` holds configuration files."""
 SCHEMA = "/schema"
+LABEL = "label: "
+"""Beginning of the comment with the name of a preset in figures and tables."""
 
 S_co = TypeVar("S_co", bound=Settings, covariant=True)
 
@@ -104,7 +107,13 @@ class Preset(Generic[S_co]):
     @property
     def source(self) -> str:
         """Paper and section, and how to use it: the other comments at the beginning of lines."""
-        return "\n".join(self._comments[1:])
+        return "\n".join(line for line in self._comments[1:] if not line.startswith(LABEL))
+
+    @property
+    def label(self) -> str:
+        """Its name in figures and tables, by default that of the file."""
+        named = [line.removeprefix(LABEL) for line in self._comments if line.startswith(LABEL)]
+        return named[0] if named else self.path.stem
 
     @cached_property
     def _content(self) -> dict[str, Any]:

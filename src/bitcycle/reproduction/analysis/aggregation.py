@@ -63,6 +63,12 @@ class Run:
         return collected(self.curves.parent / ANALYSES, self.row)
 
     @property
+    def epochs(self) -> float:
+        """Length in epochs; 0 if the number of samples is not recorded."""
+        samples, batch = self.number("train_samples"), self.setting("training.batch_size")
+        return float(self.row["total_steps"]) * batch / samples if samples and batch else 0.0
+
+    @property
     def training(self) -> tuple[str, str]:
         """Hash and seed, which identify the run among those of its scale."""
         return self.row["hash"], self.row["seed"]
@@ -107,6 +113,11 @@ class Cell:
         return {(str(ours), str(paper)) for ours, paper in pairs if self.runs and ours != paper}
 
 
+def distinct_runs(cells: Iterable[Cell]) -> list[Run]:
+    """The runs of some cells, each once."""
+    return list({run.training: run for cell in cells for run in cell.runs}.values())
+
+
 def _default(key: str, schedule: str | None, other: Any) -> Any:
     """The default of a setting of a schedule; `other` for other settings."""
     group, _, name = key.partition(".")
@@ -146,7 +157,7 @@ class Results:
     @property
     def runs(self) -> list[Run]:
         """All runs, without duplicates."""
-        return list({id(run): run for cell in self.cells for run in cell.runs}.values())
+        return distinct_runs(self.cells)
 
     @property
     def trials(self) -> str:

@@ -22,19 +22,10 @@ from bitcycle.training.run_folder import RunFolder
 
 SUMMARY = Path("results/summary/runs.csv")
 RUNS = Path("results/runs")
+AT_TOP = {f"{name}{AT_Q_MAX}": name for name in ("final", "best")}
 COLUMNS = (
     *("scale", "model", "dataset", "quantizer", "schedule", "q_min", "q_max", "cycles", "seed", "hash", "total_steps"),
-    *(
-        "metric",
-        "unit",
-        "higher_is_better",
-        "final",
-        "best",
-        "best_step",
-        "mean_of_last",
-        "final_at_q_max",
-        "best_at_q_max",
-    ),
+    *("metric", "unit", "higher_is_better", "final", "best", "best_step", "mean_of_last", *AT_TOP),
     *("gbitops", "gbitops_to_best", "relative_to_static", "energy_j", "latency_s", "hardware", "convention"),
     *("parameters", "train_samples", "seconds", "steps_per_second"),
     *("processor", "threads", "torch", "python", "commit", "finished", "settings"),
@@ -79,7 +70,7 @@ def summary_row(folder: RunFolder) -> dict[str, str]:
         "q_min": summary.get("found", {}).get("q_min", schedule.get("q_min")),
         **{name: schedule.get(name) for name in ("q_max", "cycles")},
         "mean_of_last": summary["mean_of_last"]["mean"],
-        **{f"{name}{AT_Q_MAX}": summary["at_q_max"][name] for name in ("final", "best")},
+        **{column: summary["at_q_max"][name] for column, name in AT_TOP.items()},
         **{name: cost["total"][name] for name in ("gbitops", "relative_to_static", "energy_j", "latency_s")},
         "gbitops_to_best": cost["to_best"]["gbitops"],
         "hardware": hardware["name"],

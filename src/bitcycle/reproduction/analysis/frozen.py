@@ -33,25 +33,8 @@ LOOKS = 2
 """Planned tests of a family: at half of the seeds and at the end. p-values are multiplied by it."""
 LEAST_POWER = 0.5
 """Claims with less power at the published effect stay out of a family: they could only cost the others."""
-TEST = (
-    *(
-        "predicate",
-        "metric",
-        "where",
-        "a",
-        "b",
-        "match",
-        "minus",
-        "minus_match",
-        "by",
-        "function",
-        "options",
-        "items",
-        "reference",
-    ),
-    *("margin", "margin_percent", "display", "also", "requires", "too_far", "moments", "lengths", "each", "unit"),
-)
-"""The fields of a claim that make up its test."""
+WORDS = ("id", "sentence", "section", "effect", "value", "looks", "untested", "amended", "quote", "reason", "note")
+"""The fields of a claim that are not part of its test."""
 
 
 @dataclass(frozen=True)
@@ -77,7 +60,7 @@ class Family:
 
 def fingerprint(claim: Claim) -> str:
     """Twelve hexadecimal digits that depend on the test of a claim, and not on its words, remarks or published effect."""
-    test = {name: getattr(claim, name) for name in TEST}
+    test = {name: value for name, value in vars(claim).items() if name not in WORDS}
     return hashlib.sha256(json.dumps(test, sort_keys=True, default=str).encode()).hexdigest()[:12]
 
 

@@ -1,55 +1,18 @@
 """Names of networks, datasets, methods and precisions as the papers print them."""
 
 import re
+from typing import Any
 
+from bitcycle.dataset import DATASETS
+from bitcycle.model import MODELS
 from bitcycle.precision import FLOAT
+from bitcycle.presets import Presets
+from bitcycle.quantizer import QUANTIZERS
 from bitcycle.reproduction.analysis.aggregation import Cell
-from bitcycle.schedule import SUITE
+from bitcycle.schedule import SCHEDULES
 
-MODELS = {
-    "mobilenet_v2": "MobileNetV2",
-    "vgg16": "VGG-16",
-    "gcn": "GCN 3-layer",
-    "gcn_small": "GCN",
-    "graphsage": "GraphSAGE 2-layer",
-    "retinanet": "RetinaNet ResNet-18",
-    "lstm": "LSTM 1-layer 800",
-    "lstm2": "2-LSTM",
-    "lstm_awd": "2-LSTM",
-    "mbert": "mBERT base",
-    "ncf": "NCF",
-    "lstm_hlhlp": "LSTM",
-    "gru_hlhlp": "GRU",
-    "speech_lstm": "LSTM 3x512 CTC",
-    "speech_lstm_small": "CTC LSTM",
-    "transformer": "Transformer",
-}
 IMAGES = {"cifar10": 10, "cifar10_16": 10, "cifar100": 100, "digits": 10, "imagenet": 1000}
 """Number of classes of the image datasets, all balanced."""
-DATASETS = {
-    "cifar10": "CIFAR-10",
-    "cifar100": "CIFAR-100",
-    "imagenet": "ImageNet",
-    "voc2012": "PascalVOC 2012",
-    "ogbn_arxiv": "OGBN-Arxiv",
-    "ogbn_products": "OGBN-Products",
-    "ptb": "Penn Treebank",
-    "wikitext2": "WikiText-2",
-    "wikitext103": "WikiText-103",
-    "xnli": "XNLI",
-    "movielens_20m": "MovieLens-20M",
-    "speech_manifest": "WSJ test",
-    "cifar10_16": "CIFAR-10 at 16x16",
-    "digits": "handwritten digits",
-    "wikitext2_small": "WikiText-2, a small part",
-    "wikitext2_bytes": "WikiText-2, a small part in bytes",
-    "movielens_100k": "MovieLens-100K",
-    "cora": "Cora",
-    "citeseer": "Citeseer",
-    "sick": "SICK",
-    "fsdd": "spoken digits",
-    "voc_small": "PascalVOC, a small part",
-}
 GROUPS = {"Large": ("RR", "RTH"), "Medium": ("LR", "LT", "CR", "CT", "RTV", "ETV"), "Small": ("ER", "ETH")}
 """Groups by savings (Better Schedules, section 3.2)."""
 STAGED = ("pfq", "pfq_manual")
@@ -58,50 +21,42 @@ GATED = ("dfq", "fractrain")
 """Schedules whose bits are chosen by gates."""
 PHASED = ("hlhlp", "fine_tuning", "hlhlhlp")
 """Schedules whose phases have fixed bits of the weights."""
-STATIC_QUANTIZERS = {"sbm": "SBM", "dorefa": "DoReFa", "wageubn": "WAGEUBN"}
 
 
-def model_label(name: str) -> str:
-    """The paper's name of a network.
+def label_of(presets: Presets[Any], name: object) -> str:
+    """The papers' name of a model, dataset, schedule or quantizer: `label` in its file.
 
-    >>> model_label("resnet74"), model_label("resnet20_extra_skip"), model_label("gcn")
-    ('ResNet-74', 'ResNet-20', 'GCN 3-layer')
+    >>> label_of(MODELS, "resnet74"), label_of(MODELS, "resnet20_extra_skip"), label_of(MODELS, "other")
+    ('ResNet-74', 'ResNet-20', 'other')
     """
-    if found := re.fullmatch(r"resnet(\d+)(_extra_skip)?", name):
-        return f"ResNet-{found[1]}"
-    return MODELS.get(name, name)
+    return presets[name].label if isinstance(name, str) and name in presets else str(name)
 
 
 def our_model(cell: Cell) -> str:
     """The network of our runs, with its size if that is a setting."""
-    label, hidden = model_label(str(cell.actual("model"))), cell.actual("model.hidden")
-    if label == MODELS["transformer"]:
+    label, hidden = label_of(MODELS, cell.actual("model")), cell.actual("model.hidden")
+    if cell.actual("model") == "transformer":
         return f"{label} with {cell.actual('model.layers')} layers of width {cell.actual('model.width')}"
     return label if hidden is None else f"{re.sub(r' [0-9]+$', '', label)} with {hidden} hidden units"
-
-
-def dataset_label(name: str) -> str:
-    """The paper's name of a dataset."""
-    return DATASETS.get(name, name)
 
 
 def our_data(cell: Cell) -> str:
     """The data of our runs, with vocabulary size and number of samples if these are settings."""
     name, vocabulary, samples = map(cell.actual, ("dataset", "dataset.vocabulary", "dataset.train_samples"))
     kind = "images" if name in IMAGES else "pieces of 35 words" if vocabulary and name != "sick" else "samples"
-    words = [dataset_label(str(name))]
+    words = [label_of(DATASETS, name)]
     words += [f"vocabulary of {vocabulary:,}"] if vocabulary else []
     return ", ".join([*words, f"{samples:,} {kind}"] if samples else words)
 
 
 def model_of(cell: Cell) -> str:
     """The paper's name of a cell's network."""
-    return model_label(str(cell.setting("model")))
+    return label_of(MODELS, cell.setting("model"))
 
 
 def dataset_of(cell: Cell) -> str:
     """The paper's name of a cell's data."""
-    return dataset_label(str(cell.setting("dataset")))
+    return label_of(DATASETS, cell.setting("dataset"))
 
 
 def panel_of(cell: Cell) -> str:
@@ -212,26 +167,12 @@ def highest_bits(bits: str) -> int:
 
 def method_of(cell: Cell) -> str:
     """The method, as CPT and FracTrain call it."""
-    schedule, quantizer = schedule_of(cell), str(cell.setting("quantizer", "sbm"))
     if is_float(cell):
         return "Full Precision"
-    if schedule == "static":
-        name = STATIC_QUANTIZERS.get(quantizer, quantizer)
-        return f"{name}+CLR" if cell.setting("training.learning_rate.name") == "cyclic" else name
-    if schedule in SUITE or schedule in ("cosine_anneal", "triangular", "delayed", "gradient_cycle"):
-        return "CPT"
-    names = {
-        "pfq": "PFQ",
-        "pfq_manual": "Manual-PFQ",
-        "dfq": "DFQ",
-        "fractrain": "FracTrain",
-        "hlhlp": "HLHLp",
-        "fine_tuning": "fine-tuning",
-        "partial_pretrain": "partial pre-training",
-        "range_test": "precision range test",
-        "deficit": "low-precision deficit window",
-    }
-    return names.get(schedule, schedule)
+    if schedule_of(cell) != "static":
+        return label_of(SCHEDULES, schedule_of(cell))
+    name = label_of(QUANTIZERS, cell.setting("quantizer", "sbm"))
+    return f"{name}+CLR" if cell.setting("training.learning_rate.name") == "cyclic" else name
 
 
 def cpt_method(cell: Cell) -> str:

@@ -7,8 +7,10 @@ from dataclasses import replace
 from operator import ne
 from typing import Any
 
+from bitcycle.dataset import DATASETS
+from bitcycle.model import MODELS
 from bitcycle.reproduction.analysis import labels
-from bitcycle.reproduction.analysis.aggregation import Cell, Run
+from bitcycle.reproduction.analysis.aggregation import Cell, Run, distinct_runs
 from bitcycle.reproduction.analysis.claims import Claim
 from bitcycle.reproduction.analysis.collect import is_accuracy
 from bitcycle.reproduction.analysis.contrast import Contrast, Pool, Unit
@@ -83,9 +85,9 @@ def _mostly(cell: Cell, counts: Callable[[Run], bool]) -> Cell:
 def _too_far(cell: Cell, claim: Claim) -> str:
     data, model = ((str(cell.setting(key)), str(cell.actual(key))) for key in ("dataset", "model"))
     if data in TOO_FAR:
-        what, (paper, ours) = "data are", map(labels.dataset_label, data)
+        what, (paper, ours) = "data are", (labels.label_of(DATASETS, name) for name in data)
     elif model[1] in claim.too_far or ("network family" in claim.requires and family(model[0]) != family(model[1])):
-        what, (paper, ours) = "network is", map(labels.model_label, model)
+        what, (paper, ours) = "network is", (labels.label_of(MODELS, name) for name in model)
     else:
         return ""
     why = claim.too_far.get(model[1], "")
@@ -142,17 +144,17 @@ def guessing(run: Run) -> float | None:
 
 
 def _useless(cells: Iterable[Cell]) -> str:
-    every = {run.training: run for cell in cells for run in cell.runs}
-    bad = [words for run in every.values() if (words := diverged(run))]
+    every = distinct_runs(cells)
+    bad = [words for run in every if (words := diverged(run))]
     return f"{len(bad)} of {len(every)} trainings became worse than guessing ({bad[0]})." if bad else ""
 
 
 def left_out(every: Sequence[Cell], counted: Sequence[Cell]) -> str:
     """A note on runs that `counting` excluded for not reaching the last stage, or for being worse than guessing."""
-    kept = {run.training for cell in counted for run in cell.runs}
-    runs = {run.training: run for cell in every for run in cell.runs if run.training not in kept}
-    useless = sum(bool(diverged(run)) for run in runs.values())
-    early = sum(not reached_last_stage(run) for run in runs.values() if not diverged(run))
+    kept = {run.training for run in distinct_runs(counted)}
+    runs = [run for run in distinct_runs(every) if run.training not in kept]
+    useless = sum(bool(diverged(run)) for run in runs)
+    early = sum(not reached_last_stage(run) for run in runs if not diverged(run))
     what = {"that did not reach the last stage of the schedule": early, "that became worse than guessing": useless}
     return "; ".join(
         f"1 training {words} does not count" if number == 1 else f"{number} trainings {words} do not count"
@@ -162,9 +164,8 @@ def left_out(every: Sequence[Cell], counted: Sequence[Cell]) -> str:
 
 
 def _unfinished(cells: Iterable[Cell]) -> str:
-    every = {run.training: run for cell in cells for run in cell.runs}
     staged = (*labels.STAGED, "fractrain", *labels.PHASED)
-    runs = [run for run in every.values() if run.setting("schedule") in staged]
+    runs = [run for run in distinct_runs(cells) if run.setting("schedule") in staged]
     early = [run for run in runs if not reached_last_stage(run)]
     names = ", ".join(sorted({str(run.row.get("schedule", "")) for run in early}))
     words = f"{len(early)} of {len(runs)} trainings did not reach the last stage of their schedule ({names})."
@@ -197,7 +198,7 @@ def _other_lengths(claim: Claim, units: Sequence[Unit], proxy: bool) -> str:
         groups = [unit.cells for unit in units]
     for cells in groups:
         steps = {int(run.row["total_steps"]) for cell in cells for run in cell.runs}
-        converged = claim.lengths == "converged" and all(_converged(run) for cell in cells for run in cell.runs)
+        converged = claim.lengths == "converged" and all(run.epochs >= EPOCHS for cell in cells for run in cell.runs)
         if len(steps) > 1 and not converged:
             return f"Unequal training lengths, and the shorter ones have not converged: {min(steps):,} and {max(steps):,} steps."
     return ""
@@ -210,11 +211,6 @@ def _other_samples(units: Iterable[Unit]) -> str:
         if len(samples) > 1 and len({cell.setting("dataset.validation") for cell in unit.cells}) == 1:
             return f"The arms train on different numbers of samples: {min(samples):,} and {max(samples):,}."
     return ""
-
-
-def _converged(run: Run) -> bool:
-    samples, batch = run.number("train_samples"), run.setting("training.batch_size")
-    return bool(samples and batch and float(run.row["total_steps"]) * batch / samples >= EPOCHS)
 
 
 def _few_moments(claim: Claim, runs: Iterable[Run]) -> str:

@@ -20,7 +20,7 @@ from omegaconf import OmegaConf
 from bitcycle.files import read_csv, write_csv
 from bitcycle.reproduction.analysis import preconditions
 from bitcycle.reproduction.analysis import statistics as rule
-from bitcycle.reproduction.analysis.aggregation import Cell, Results, Run
+from bitcycle.reproduction.analysis.aggregation import Cell, Results, Run, distinct_runs
 from bitcycle.reproduction.analysis.claim_functions import COMPUTED as FORMULAS
 from bitcycle.reproduction.analysis.claims import UNTRAINED, Claim, published_effect, rule_of, tested_reference
 from bitcycle.reproduction.analysis.contrast import Pool, described, select
@@ -114,29 +114,31 @@ def judge(
     judged: list[tuple[Claim, ClaimResult, Outcome | None]] = []
     for claim in claims:
         home = family_of(claim, families)
-        rows = (
-            [] if claim.predicate in UNTRAINED else [_judge_at(claim, scale, results, pool, home) for scale in SCALES]
-        )
-        known = [row for row in rows if row is not None] or [(_without_runs(claim, results), None)]
-        judged += [(claim, *row) for row in known]
+        scales = () if claim.predicate in UNTRAINED else SCALES
+        found = [one for scale in scales if (one := _judge_at(claim, scale, results, pool, home)) is not None]
+        judged += [(claim, *one) for one in found or [(_without_runs(claim, results), None)]]
     for claim, row, _ in judged:
         _explore(claim, row, family_of(claim, families))
     for scale, home in product(SCALES, (None, *families)):
         tested = [
-            (claim, row, found)
-            for claim, row, found in judged
+            (claim, row, outcome)
+            for claim, row, outcome in judged
             if row.scale == scale and row.p_raw is not None and row.verdict == UNDECIDED
             if family_of(claim, families) is home
         ]
         factors = [claim.looks * (claim.looks + 1) if home is None else home.looks for claim, _, _ in tested]
         adjusted = rule.corrected([min(1.0, (row.p_raw or 0.0) * k) for k, (_, row, _) in zip(factors, tested)])
-        for (claim, row, found), p, factor in zip(tested, adjusted, factors):
+        for (claim, row, outcome), p, factor in zip(tested, adjusted, factors):
             row.rule += f"; p multiplied by {factor} for looks"
-            _correct(claim, row, found, p, len(tested) * factor)
+            _correct(claim, row, outcome, p, len(tested) * factor)
             if claim.untested and row.scope.startswith("proxy"):
                 row.verdict = IN_PART if row.verdict == SUPPORTED else row.verdict
-                row.reason = "; ".join(filter(None, (row.reason, f"not tested: {claim.untested}")))
+                row.reason = _joined(row.reason, f"not tested: {claim.untested}")
     return [row for _, row, _ in judged]
+
+
+def _joined(*words: str) -> str:
+    return "; ".join(filter(None, words))
 
 
 def _explore(claim: Claim, row: ClaimResult, family: Family | None) -> None:
@@ -145,7 +147,7 @@ def _explore(claim: Claim, row: ClaimResult, family: Family | None) -> None:
     changed = "it differs from the frozen one" if family is not None and differs(claim, family) else claim.amended
     if changed and row.verdict == UNDECIDED and row.p_raw is not None:
         row.verdict = EXPLORATORY
-        row.reason = "; ".join(filter(None, (f"test changed: {changed}", row.reason)))
+        row.reason = _joined(f"test changed: {changed}", row.reason)
 
 
 def _empty(claim: Claim) -> ClaimResult:
@@ -193,9 +195,8 @@ def _judge_at(
             reason = "No evaluation lies within 10 % of the epochs that the claim names."
         no_test = replace(row, verdict=NO_TEST, scope=_scope(scale, every), reason=reason)
         return (no_test, None) if reason else None
-    row.scope = _scope(scale, [cell for one in first.contrasts for unit in one.units for cell in unit.cells])
-    if row.scope:
-        row.scope += _reached(claim, first)
+    scope = _scope(scale, [cell for one in first.contrasts for unit in one.units for cell in unit.cells])
+    row.scope = scope and scope + _reached(claim, first)
     row.rule, row.verdict, row.estimate = rule_of(claim, first.margin), UNDECIDED, first.shown
     if first.tested.error == 0 and claim.metrics[0] not in COSTS:
         row.rule = row.rule.replace("paired t test", "sign test, as all seeds agree")
@@ -204,29 +205,24 @@ def _judge_at(
     row.deviation, row.power = first.tested.deviation, _power(claim, first)
     if claim.value is not None and row.low is not None and row.high is not None:
         row.published_inside = row.low <= claim.value <= row.high
-    runs = {run.training: run for one in first.contrasts for run in one.runs}
+    runs = list({run.training: run for one in first.contrasts for run in one.runs}.values())
     row.trainings = len(runs)
-    proxy = bool(row.scope) and scale != "paper"
-    if failed := preconditions.failed(claim, first.contrasts, list(runs.values()), proxy):
+    if failed := preconditions.failed(claim, first.contrasts, runs, bool(row.scope) and scale != "paper"):
         row.verdict, row.reason = NO_TEST, failed
     else:
         _test(row, parts, found)
-        row.reason = "; ".join(filter(None, (row.reason, preconditions.left_out(every, cells), planned)))
-        if claim.assumed_margin:
-            row.reason = "; ".join(filter(None, (row.reason, "the margin is ours, the paper prints none")))
+        margin = "the margin is ours, the paper prints none" if claim.assumed_margin else ""
+        row.reason = _joined(row.reason, preconditions.left_out(every, cells), planned, margin)
         if home is None and row.power is not None and row.power < LEAST_POWER:
             row.verdict, row.leaning = NOT_TESTED, ""
             row.seeds_needed = _seeds_needed(claim, first, 1)
-            low = f"power {row.power:.2f} at the published effect, below one half"
-            row.reason = "; ".join(filter(None, (low, row.reason)))
+            row.reason = _joined(f"power {row.power:.2f} at the published effect, below one half", row.reason)
     return row, first
 
 
 def _power(claim: Claim, found: Outcome) -> float | None:
     """The power of a test at the published effect; None if the paper prints no number, or the deviation is unknown."""
-    if claim.value is None and found.margin is None:
-        return None
-    if not claim.arms and found.margin is None:  # compared with a published number, which is not an effect
+    if found.margin is None and (claim.value is None or not claim.arms):  # a published number is not an effect
         return None
     return rule.power(found.tested, published_effect(claim), claim.bounds(found.margin, tested_reference(claim)))
 
@@ -259,7 +255,7 @@ def _correct(claim: Claim, row: ClaimResult, found: Outcome | None, p: float, te
         if row.decided:
             row.verdict = row.leaning
         else:
-            row.reason = "; ".join(filter(None, ("an order within one seed decides nothing", row.reason)))
+            row.reason = _joined("an order within one seed decides nothing", row.reason)
     elif found is not None:
         row.seeds_needed = _seeds_needed(claim, found, tests)
 
@@ -287,26 +283,15 @@ def _scope(scale: str, cells: Iterable[Cell]) -> str:
 
 def _length(run: Run) -> str:
     """Length of a run in epochs, if it has at least one, or else in steps."""
-    steps, samples, batch = (
-        float(run.row["total_steps"]),
-        run.number("train_samples"),
-        run.setting("training.batch_size"),
-    )
-    epochs = steps * batch / samples if samples and batch else 0.0
-    return f"{epochs:.3g} epochs" if epochs >= 1 else f"{steps:,.0f} steps"
+    return f"{run.epochs:.3g} epochs" if run.epochs >= 1 else f"{int(run.row['total_steps']):,} steps"
 
 
 def _reached(claim: Claim, found: Outcome) -> str:
     """What the baseline of a contrast reaches: the mean of its runs' final metric."""
-    runs = {
-        run.training: run
-        for one in found.contrasts
-        for unit in one.units
-        for _, cell, _ in unit.theirs
-        for run in cell.runs
-    }
-    names = {run.row.get("metric", "") for run in runs.values()}
-    values = [value for run in runs.values() if (value := run.number("final")) is not None]
+    units = [unit for one in found.contrasts for unit in one.units]
+    runs = distinct_runs(cell for unit in units for _, cell, _ in unit.theirs)
+    names = {run.row.get("metric", "") for run in runs}
+    values = [value for run in runs if (value := run.number("final")) is not None]
     if len(names) != 1 or not values or not claim.arms:
         return ""
     return f"; {described(claim.arms[0])}: {statistics.fmean(values):.3g} {names.pop().replace('_', ' ')}"

@@ -30,10 +30,10 @@ from hydra import compose, initialize_config_dir
 from hypothesis import settings
 from omegaconf import DictConfig
 
-from bitcycle.command import main
 from bitcycle.configuration import RunConfig, read_config
 from bitcycle.sweep import forkserver
 from bitcycle.sweep.composition import Composer
+from bitcycle.train_command import main
 from bitcycle.training.plan import Plan, make_plan
 from bitcycle.training.run import execute
 

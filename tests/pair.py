@@ -18,8 +18,8 @@ import traceback
 from collections.abc import Callable
 from pathlib import Path
 
-from bitcycle.command import main as train
 from bitcycle.sweep import forkserver
+from bitcycle.train_command import main as train
 from bitcycle.training.processes import process_group
 from tests.conftest import ROOT
 

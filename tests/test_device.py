@@ -8,7 +8,7 @@ import torch
 from bitcycle.device import allow_tf32, device_name, tf32, tf32_allowed, to_device
 from bitcycle.files import read_object
 from bitcycle.quantizer import compile_utils
-from bitcycle.training.plan import result_settings
+from bitcycle.training.naming import result_settings
 from bitcycle.training.run import execute, set_up_torch
 
 

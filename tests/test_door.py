@@ -42,9 +42,9 @@ import torch, bitcycle
 from bitcycle.door import reproduction, sub_commands
 network = torch.nn.Sequential(*(torch.nn.Linear(*shape) for shape in [(4, 8), (8, 8), (8, 2)]))
 bitcycle.quantize_model(network)
-print(reproduction(), sub_commands(), network(torch.ones(1, 4)).shape)
+print(reproduction(), *sub_commands(), network(torch.ones(1, 4)).shape)
 """
-    assert library("-c", code).split("\n")[0] == "None {} torch.Size([1, 2])"
+    assert library("-c", code).split("\n")[0] == "None doctor status bench torch.Size([1, 2])"
 
 
 def test_a_run_is_planned_and_trained_without_the_papers(library):

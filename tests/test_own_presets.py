@@ -16,7 +16,7 @@ from bitcycle import presets
 from bitcycle.presets import Presets
 from bitcycle.schedule import SCHEDULES
 from bitcycle.settings import SettingError
-from bitcycle.training.plan import run_hash
+from bitcycle.training.naming import run_hash
 from tests.conftest import ROOT, configure
 
 PAGE = (ROOT / "docs" / "own-presets.md").read_text()

@@ -14,7 +14,7 @@ from pathlib import Path
 
 import pytest
 
-from bitcycle.cli import SUB_COMMANDS
+from bitcycle.door import sub_commands
 from bitcycle.help import help_text
 from tests.conftest import ROOT, configure, run_train
 
@@ -75,7 +75,7 @@ def test_commands_of_documents_can_be_typed(command, tmp_path, monkeypatch):
         project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
         extras = re.search(r"^\.(?:\[(.*)\])?$", words[-1])
         assert extras and set((extras[1] or "").split(",")) <= {"", *project["optional-dependencies"]}
-    elif program in ("mkdir", "tar") or (program == "bitcycle" and words[0] in SUB_COMMANDS):
+    elif program in ("mkdir", "tar") or (program == "bitcycle" and words[0] in sub_commands()):
         pass
     elif program == "pip":
         named = re.findall(r"\.\[(.*)\]", " ".join(words))

@@ -5,24 +5,12 @@ import runpy
 import sys
 from pathlib import Path
 
-from bitcycle.door import SubCommand, sub_commands
+from bitcycle.door import sub_commands
 from bitcycle.errors import EXIT_WRONG_CONFIGURATION
 from bitcycle.files import resource_root
 from bitcycle.settings import SettingError, nearest
 from bitcycle.signals import stop_at_once
 from bitcycle.threads import choose_threads
-
-SUB_COMMANDS = {
-    "doctor": SubCommand("bitcycle.doctor", "whether a run or sweep can work on this machine, and how long it takes"),
-    "status": SubCommand(
-        "bitcycle.sweep.status",
-        "all runs and sweeps with their progress and the time left",
-        ("SCALE", "*", "paper, mini or smoke; default: every scale with runs in results/runs"),
-    ),
-    "bench": SubCommand("bitcycle.benchmark", "time and memory of steps, quantizers, data and runs"),
-    **sub_commands(),
-}
-"""Sub-command on the command line -> its module."""
 
 
 def main(conf: Path | None = None) -> int:
@@ -31,8 +19,9 @@ def main(conf: Path | None = None) -> int:
     stop_at_once()  # importing PyTorch takes seconds; a cluster may send a signal meanwhile
     choose_threads()
     word = sys.argv[1] if len(sys.argv) > 1 else ""
-    if word in SUB_COMMANDS:
-        chosen = SUB_COMMANDS[word]
+    known = sub_commands()
+    if word in known:
+        chosen = known[word]
         if chosen.arguments is not None:
             parser = argparse.ArgumentParser(f"bitcycle {word}", description=chosen.help)
             if chosen.arguments:
@@ -44,9 +33,9 @@ def main(conf: Path | None = None) -> int:
 
         return guarded(lambda: runpy.run_module(chosen.module, run_name="__main__", alter_sys=True))
     if word.isidentifier():
-        error = SettingError("sub-command", word, "there is no such sub-command", nearest(word, SUB_COMMANDS))
+        error = SettingError("sub-command", word, "there is no such sub-command", nearest(word, known))
         print(f"wrong configuration: {error}", file=sys.stderr)
         return EXIT_WRONG_CONFIGURATION
-    from bitcycle import command
+    from bitcycle import train_command
 
-    return command.main(conf or resource_root() / "conf")
+    return train_command.main(conf or resource_root() / "conf")

@@ -1,4 +1,5 @@
-"""The library's one door to `bitcycle.reproduction`, the five papers: no other module imports it, and it may be absent."""
+"""The sub-commands, and the library's one door to `bitcycle.reproduction`, the five papers: no other module imports it, and it
+may be absent."""
 
 from importlib import import_module
 from importlib.util import find_spec
@@ -17,6 +18,18 @@ class SubCommand(NamedTuple):
     """Name, number (as argparse writes it) and help text of its arguments, if the module has no parser of its own."""
 
 
+LIBRARY = {
+    "doctor": SubCommand("bitcycle.doctor", "whether a run or sweep can work on this machine, and how long it takes"),
+    "status": SubCommand(
+        "bitcycle.sweep.status",
+        "all runs and sweeps with their progress and the time left",
+        ("SCALE", "*", "paper, mini or smoke; default: every scale with runs in results/runs"),
+    ),
+    "bench": SubCommand("bitcycle.benchmark", "time and memory of steps, quantizers, data and runs"),
+}
+"""The sub-commands of the library."""
+
+
 def reproduction(module: str = "") -> ModuleType | None:
     """The package of the papers, or one of its modules such as "manifest"; None if the package is absent. Raises
     ModuleNotFoundError if the package is there, but something that the module needs is not installed."""
@@ -26,6 +39,6 @@ def reproduction(module: str = "") -> ModuleType | None:
 
 
 def sub_commands() -> dict[str, SubCommand]:
-    """The sub-commands that the papers add to the command line; none if they are absent."""
+    """The sub-commands of the command line by their words, with those of the papers if they are there."""
     papers = reproduction()
-    return {} if papers is None else dict(papers.SUB_COMMANDS)
+    return LIBRARY if papers is None else {**LIBRARY, **papers.SUB_COMMANDS}

@@ -8,8 +8,8 @@ from typing import Any
 
 from omegaconf import OmegaConf
 
-from bitcycle.cli import SUB_COMMANDS
 from bitcycle.configuration import GROUPS, PRESETS, RunConfig
+from bitcycle.door import sub_commands
 from bitcycle.presets import Presets
 from bitcycle.recipe.options import LoggingOptions, TrainingOptions
 from bitcycle.settings import MISSING, SettingError, Settings, default_of, nearest
@@ -81,7 +81,7 @@ def _overview() -> Iterator[str]:
     yield from (declared[name] for name in COMMON)
     yield ""
     yield "Sub-commands of `bitcycle` (--help explains each):"
-    for word, command in SUB_COMMANDS.items():
+    for word, command in sub_commands().items():
         yield f"  {word:<12} {command.help}"
     yield ""
     yield from CLOSING.splitlines()

@@ -11,7 +11,7 @@ from bitcycle.layer import QuantizedProduct
 from bitcycle.precision import Precision
 from bitcycle.quantizer.sbm import Sbm
 from bitcycle.settings import SettingError
-from bitcycle.training.plan import run_hash
+from bitcycle.training.naming import run_hash
 from tests.conftest import configure
 from tests.gate_cases import gated, images, resnet
 

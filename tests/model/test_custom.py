@@ -8,9 +8,9 @@ import sys
 import pytest
 import torch
 
-from bitcycle.command import main
 from bitcycle.settings import SettingError
 from bitcycle.shapes import ImageShape
+from bitcycle.train_command import main
 from bitcycle.training.plan import make_plan
 from bitcycle.training.run import execute
 from tests.conftest import ROOT, configure

@@ -8,7 +8,7 @@ from pathlib import Path
 from bitcycle.reproduction.analysis.aggregation import Run, find_results
 from bitcycle.reproduction.manifest import Place, plan_cells, read_manifest, record
 from bitcycle.sweep.registry import SCALES, Sweep
-from bitcycle.training.plan import hash_of
+from bitcycle.training.naming import run_hash
 from tests.conftest import ROOT, configure
 
 SWEEP = Sweep(
@@ -35,7 +35,7 @@ def test_cells_that_become_equal_share_a_run_and_are_labelled():
     paper = plan_cells(SWEEP, "paper", compose)
     assert {place.proxy for place in paper} == {""} and len({place.hash for place in paper}) == 2
     wanted = compose({"dataset": "cifar100", "model": "resnet38", "schedule": "static", "schedule.q_max": "8"})
-    assert paper[0].hash == hash_of(wanted)
+    assert paper[0].hash == run_hash(wanted)
 
 
 def test_a_superseded_run_leaves_tables_and_verdicts_and_stays_on_record(tmp_path):

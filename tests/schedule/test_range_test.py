@@ -21,7 +21,7 @@ from bitcycle.schedule import schedule
 from bitcycle.schedule.range_test import FirstRangeTest
 from bitcycle.settings import SettingError
 from bitcycle.training.loop import Trainer
-from bitcycle.training.plan import run_hash
+from bitcycle.training.naming import run_hash
 from bitcycle.training.report import plan_report
 from bitcycle.training.run import execute
 from tests.conftest import GOLDEN, configure

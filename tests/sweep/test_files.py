@@ -10,7 +10,8 @@ import pytest
 from bitcycle.configuration import GROUPS, RunConfig, read_config
 from bitcycle.sweep.grid import Overrides
 from bitcycle.sweep.registry import SCALES, Sweep, read_sweep
-from bitcycle.training.plan import make_plan, run_hash, run_path
+from bitcycle.training.naming import run_hash, run_path
+from bitcycle.training.plan import make_plan
 from tests.conftest import COMPOSER, ROOT
 
 SWEEPS = ROOT / "sweeps"

@@ -7,8 +7,8 @@ import sys
 import pytest
 import yaml
 
-from bitcycle.command import JobFailed, main
 from bitcycle.settings import SettingError
+from bitcycle.train_command import JobFailed, main
 from bitcycle.training.outcome import objective
 from tests.conftest import ROOT
 

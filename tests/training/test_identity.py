@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from bitcycle.training.plan import run_hash, run_path
+from bitcycle.training.naming import run_hash, run_path
 from tests.conftest import configure
 
 # A changed name orphans finished runs: a new setting needs a neutral default, and a default must never change.

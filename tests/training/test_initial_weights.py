@@ -17,7 +17,7 @@ from bitcycle.files import read_json
 from bitcycle.settings import SettingError
 from bitcycle.shapes import ImageShape
 from bitcycle.training.loop import Trainer
-from bitcycle.training.plan import run_hash
+from bitcycle.training.naming import run_hash
 from bitcycle.training.run import execute
 from tests.conftest import configure
 

@@ -16,7 +16,6 @@ from pathlib import Path
 
 import torch
 
-from bitcycle.command import refuse_renamed_options
 from bitcycle.configuration import RunConfig
 from bitcycle.doctor.finding import Finding, describe, exit_code, table
 from bitcycle.doctor.machine import machine_findings, writing_folders
@@ -30,6 +29,7 @@ from bitcycle.signals import stop_at_once
 from bitcycle.sweep.composition import composing
 from bitcycle.sweep.grid import Overrides
 from bitcycle.sweep.registry import Compose, SweepRun, index_runs, read_sweep, sweep_files
+from bitcycle.train_command import refuse_renamed_options
 from bitcycle.training.display import console
 from bitcycle.training.run import choose_device
 

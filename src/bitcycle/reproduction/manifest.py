@@ -21,7 +21,7 @@ from bitcycle.settings import SettingError
 from bitcycle.sweep.composition import composing
 from bitcycle.sweep.grid import Overrides, substitute
 from bitcycle.sweep.registry import SCALES, Compose, Sweep, read_sweep, sweep_files
-from bitcycle.training.plan import hash_of
+from bitcycle.training.naming import run_hash
 
 MANIFEST = Path("results/manifest")
 COLUMNS = ("scale", "cell", "hash", "seeds", "proxy", "superseded", "paper", "ours")
@@ -65,7 +65,7 @@ def _place(
     name, proxy = "", ""
     if not isinstance(here, str):
         with contextlib.suppress(SettingError):  # its initial weights do not exist yet
-            name = hash_of(here)
+            name = run_hash(here)
         if here.scale != "paper" or any(getattr(here, group).name != published[group] for group in NAMED[:2]):
             samples = getattr(here.dataset, "train_samples", None)
             proxy = f"{here.model.name}, {here.dataset.name}" + (f", {samples} samples" if samples else "")

@@ -17,7 +17,7 @@ from multiprocessing.process import BaseProcess
 from pathlib import Path
 
 PRELOAD = [
-    *("bitcycle.sweep.preload", "bitcycle.command"),
+    *("bitcycle.sweep.preload", "bitcycle.train_command"),
     *("torch._meta_registrations", "torch._dynamo", "torch.utils.flop_counter", "torchvision", "torchmetrics"),
     *("datasets", "sklearn.datasets", "pandas", "transformers.models.bert.modeling_bert"),
 ]

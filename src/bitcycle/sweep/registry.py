@@ -22,7 +22,7 @@ from bitcycle.files import digest_of, resource_root
 from bitcycle.settings import SettingError, nearest
 from bitcycle.sweep.composition import composing
 from bitcycle.sweep.grid import Overrides, as_text, command_line, expand, substitute
-from bitcycle.training.plan import locate
+from bitcycle.training.naming import run_path
 from bitcycle.training.run_folder import RunFolder
 
 SCALES = ("paper", "mini", "smoke")
@@ -188,7 +188,7 @@ def index_runs(runs: Iterable[Overrides], compose: Compose) -> list[SweepRun]:
             if isinstance(config, RunConfig):
                 if run.get("seed", "").isdigit():
                     config = replace(config, seed=int(run["seed"]))
-                path = str(locate(config).path)
+                path = str(run_path(config))
                 found.setdefault(path, SweepRun(run, path, "", config))
                 continue
         except SettingError as error:

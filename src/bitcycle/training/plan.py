@@ -1,17 +1,9 @@
-"""The plan of a run: length, precision, products, cost, folder. Planning reads no data and trains nothing.
-
-The name of a run is a hash of the settings that can change the result: the option chosen in each group, and other settings only
-if they differ from their default, or from what it was when the first runs were named, so that neither a new setting nor a new
-default changes existing names. The seed is not hashed: runs that differ only in the seed share a parent folder.
-"""
+"""The plan of a run: length, precision, products, cost, folder. Planning reads no data and trains nothing."""
 
 import dataclasses
-import hashlib
-import json
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from pathlib import Path
 from typing import Any
 
 from torch import nn
@@ -26,8 +18,9 @@ from bitcycle.precision import FLOAT, Precision
 from bitcycle.quantizer import NoQuantizer, with_formats
 from bitcycle.randomness import derive
 from bitcycle.schedule import Dfq, Phase, Schedule, Static, UndecidedSchedule
-from bitcycle.settings import SettingError, Settings, unnamed_value
-from bitcycle.training.initial_weights import content_digest, fitting_weights, load_initial_weights
+from bitcycle.settings import SettingError
+from bitcycle.training.initial_weights import fitting_weights, load_initial_weights
+from bitcycle.training.naming import run_hash, run_path, with_validation
 from bitcycle.training.network import Network, blocks, network
 from bitcycle.training.phases import phase_rate
 from bitcycle.training.run_folder import RunFolder
@@ -181,7 +174,7 @@ class Plan:
 
 def make_plan(config: RunConfig) -> Plan:
     """Plan a run. Raises SettingError for incompatible settings; DataError if the folder of a custom dataset is missing."""
-    config = _with_validation(config)
+    config = with_validation(config)
     info = _within("dataset", config.dataset.info, config.data_folder)
     _within("model", check_kind, config.model, config.dataset.name, info.shape)
     _within("task", config.task.check, config.dataset)
@@ -215,35 +208,6 @@ def make_plan(config: RunConfig) -> Plan:
         hash=run_hash(config),
         choices=converted.choices,
     )
-
-
-def locate(config: RunConfig) -> RunFolder:
-    """The folder of a run, without planning it. Raises SettingError if validation data are needed but disabled."""
-    return RunFolder(run_path(_with_validation(config)))
-
-
-def hash_of(config: RunConfig) -> str:
-    """The hash in the name of a run, including an automatic validation split. Raises SettingError as `locate`."""
-    return run_hash(_with_validation(config))
-
-
-VALIDATION_SHARE = 0.1
-"""Default fraction of training images held out for schedules that choose by validation (our choice)."""
-
-
-def _with_validation(config: RunConfig) -> RunConfig:
-    """The configuration with a validation split, added if it is needed and not set. Raises SettingError if it is disabled."""
-    share, by_plateau = config.dataset.validation, config.training.learning_rate.name == "plateau"
-    if share or config.dataset.has_validation or not (config.schedule.chooses or by_plateau):
-        return config
-    if share == 0:
-        problem = f"schedule={config.schedule.name} chooses starting weights by validation"
-        remedy = f"set dataset.validation={VALIDATION_SHARE:g}, or set all of schedule.start_from to previous"
-        if by_plateau:
-            problem = "learning_rate.name=plateau needs validation data"
-            remedy = "hold out validation data, or choose another"
-        raise SettingError("dataset.validation", share, problem, remedy)
-    return replace(config, dataset=replace(config.dataset, validation=VALIDATION_SHARE))
 
 
 def _check_training(config: RunConfig, schedule: Schedule) -> None:
@@ -282,31 +246,3 @@ def _within(group: str, function: Any, *arguments: Any) -> Any:
         if error.field.partition(".")[0] in GROUPS:
             raise  # already names another group
         raise error.within(group) from None
-
-
-def result_settings(settings: Settings, prefix: str = "") -> dict[str, Any]:
-    """Dotted name -> value, for all option names and for other settings that affect the result and are not default, or not what
-    the default once was (`unnamed`)."""
-    found: dict[str, Any] = {f"{prefix}{name}": value for name, value in settings.identity().items()}
-    for one in dataclasses.fields(settings):
-        value = getattr(settings, one.name)
-        if not one.metadata.get("affects_result", True):
-            continue
-        if isinstance(value, Settings):
-            found |= result_settings(value, f"{prefix}{one.name}.")
-        elif one.name == "name" or value != unnamed_value(one):  # names distinguish the options' classes
-            digested = one.metadata.get("content")
-            found[prefix + one.name] = _within(prefix.rstrip("."), content_digest, value) if digested else value
-    return found
-
-
-def run_hash(config: RunConfig) -> str:
-    """Ten hexadecimal digits that identify what a configuration computes."""
-    text = json.dumps(result_settings(config), sort_keys=True)
-    return hashlib.sha256(text.encode()).hexdigest()[:10]
-
-
-def run_path(config: RunConfig) -> Path:
-    """The folder of a run: results_root/SCALE/MODEL-DATASET-QUANTIZER-SCHEDULE-HASH/seed=N."""
-    words = (config.model.name, config.dataset.name, config.quantizer.name, config.schedule.name, run_hash(config))
-    return Path(config.results_root) / config.scale / "-".join(words) / f"seed={config.seed}"

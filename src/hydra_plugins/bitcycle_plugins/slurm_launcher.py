@@ -58,11 +58,13 @@ class SlurmLauncher(Launcher):
         from bitcycle.configuration import read_config
         from bitcycle.guard import JobFailed
         from bitcycle.sweep.composition import without_hydra
+        from bitcycle.training.naming import run_path
         from bitcycle.training.outcome import objective
-        from bitcycle.training.plan import locate
+        from bitcycle.training.run_folder import RunFolder
 
         load = self.context.config_loader.load_sweep_config
-        folders = [locate(read_config(without_hydra(load(self.config, list(words))))) for words in job_overrides]
+        configs = [read_config(without_hydra(load(self.config, list(words)))) for words in job_overrides]
+        folders = [RunFolder(run_path(config)) for config in configs]
         codes = self.launch_into(job_overrides, [folder.path for folder in folders])
         jobs = [JobReturn(overrides=words, status=JobStatus.COMPLETED) for words in job_overrides]
         for job, code, folder in zip(jobs, codes, folders, strict=True):

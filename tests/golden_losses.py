@@ -40,7 +40,6 @@ METHODS: dict[str, list[str]] = {
     "fractrain": ["schedule=fractrain", *QUICK_STAGES],
     "hlhlp": ["schedule=hlhlp", *CHOOSING],
     "partial_pretrain": ["schedule=partial_pretrain", "model=resnet8_extra_skip", "quantizer=pact_binary"],
-    "bifurcate": ["quantizer.bifurcate=16", "schedule=CR", "schedule.cycles=2"],
     "mobilenet_v2": [
         "model=mobilenet_v2",
         "schedule=static",

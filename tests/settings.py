@@ -32,8 +32,8 @@ FLOAT_THEN_LOW = ["schedule=deficit", "schedule.q_max=32", "schedule.start=0.3",
 """float32, then few bits with float gradients, then float32 again; schedule.q_min says how few."""
 
 QUANTIZER_SCHEDULES: dict[str, list[str]] = {
-    "wageubn": ["schedule=CR", "schedule.q_min=6", "quantizer.weight_gradient_constant=128"],
-    "pact_binary": [*FLOAT_THEN_LOW, "schedule.q_min=1", "quantizer.clip=1.25", "quantizer.scale=init_std"],
+    "wageubn": ["schedule=CR", "schedule.q_min=6"],
+    "pact_binary": [*FLOAT_THEN_LOW, "schedule.q_min=1"],
     "uniform_l2": [
         "schedule=LR",
         "schedule.q_min=2",
@@ -145,14 +145,6 @@ RESUME: dict[str, list[str]] = {
     },
     "compute=codes": ["training.compute=codes", "training.recompute=true", "schedule=CR", "schedule.q_max=10"],
     "compute=codes with gates": ["training.compute=codes", "schedule=dfq", *SHORT],
-    "quantizer=sbm bifurcate": ["quantizer.bifurcate=16", "schedule=CR"],
-    "quantizer=uniform_l2 epoch": [
-        "quantizer=uniform_l2",
-        "quantizer.update=epoch",
-        *FLOAT_THEN_LOW,
-        "schedule.q_min=3",
-    ],
-    "quantizer=uniform_l2 step": ["quantizer=uniform_l2", "quantizer.update=step", *FLOAT_THEN_LOW, "schedule.q_min=3"],
     "model=mobilenet_v2": [
         *("model=mobilenet_v2", "schedule=RTH", "quantizer.depthwise_bits=[8,16]", "training.batch_size=4"),
         *("training.steps=8", "training.evaluation_steps=4"),

@@ -143,7 +143,6 @@ class WithPaddingInWords(WithDropout):
         (WithDropout, {}, "block 'block': it has dropout"),
         (WithPaddingInWords, {}, "not a convolution padded with a number of zeros"),
         (resnet, {"quantizer": "dorefa"}, "another quantizer than sbm"),
-        (resnet, {"quantizer": Sbm(bifurcate=16)}, "another quantizer than sbm"),
         (resnet, {"compute": "codes"}, "it computes codes"),
     ],
 )

@@ -65,19 +65,16 @@ def test_gradient_ranges_equal_released_code(case):
     gradient, expected = GOLDEN[f"gradq__{case}__g"], GOLDEN[f"gradq__{case}__q"]
     quantizer = Sbm(stochastic=False).position_gradient(compile=False)
     torch.testing.assert_close(quantizer.quantize(gradient, torch.tensor(8), KEY, KEY), expected, rtol=1e-6, atol=1e-7)
-    uniform = Sbm(stochastic=False, gradient_range="tensor").position_gradient(compile=False)
-    for_tensor = uniform.quantize(gradient, torch.tensor(8), KEY, KEY)
+    for_tensor_only = Sbm(stochastic=False).gradient(compile=False)
+    for_tensor = for_tensor_only.quantize(gradient, torch.tensor(8), KEY, KEY)
     assert len(for_tensor.unique()) <= 256
     assert torch.equal(for_tensor, expected) == (case == "2d")
 
 
-def test_code_and_tensor_ranges_are_one_where_there_are_no_positions():
+def test_ranges_of_positions_and_of_the_tensor_are_one_where_there_are_no_positions():
     gradient = torch.randn(6, 9)
-    both = [
-        Sbm(gradient_range=word).position_gradient(False).quantize(gradient, torch.tensor(4), KEY, KEY)
-        for word in ("code", "tensor")
-    ]
-    assert torch.equal(*both)
+    both = (Sbm().position_gradient(False), Sbm().gradient(False))
+    assert torch.equal(*(quantizer.quantize(gradient, torch.tensor(4), KEY, KEY) for quantizer in both))
 
 
 def test_positions_are_rounded_without_bias():

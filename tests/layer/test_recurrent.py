@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-from operator import itemgetter
 
 import numpy as np
 import pytest
@@ -111,22 +110,21 @@ def test_every_quantizer_trains_and_remembers(name, quantizer):
         torch.testing.assert_close(*outputs, rtol=0, atol=0)
 
 
-@pytest.mark.parametrize("gradient_range", ["code", "tensor"])
-def test_the_whole_sequence_at_once_is_one_time_step_after_another(gradient_range):
+def test_the_whole_sequence_at_once_is_one_time_step_after_another():
     """Values and gradients, noise included, bit for bit; the running ranges up to rounding."""
-    whole = QuantizedLSTM(F, H, quantizer=Sbm(gradient_range=gradient_range)).input_l0
+    whole = QuantizedLSTM(F, H).input_l0
     single = copy.deepcopy(whole)
     for product in (whole, single):
         product.precision.set(Precision(4, 4, 6))
     x, upstream = torch.randn(T, N, F), torch.randn(T, N, 4 * H)
     x1, x2 = x.clone().requires_grad_(), x.clone().requires_grad_()
     y1 = whole(x1)
-    keys, quantizer = step_keys(single.call_keys(), T), single.activation_quantizer
-    operands = (single.quantized_weight(single.layer_key), single.quantized_bias())
+    keys, quantizer = step_keys(single.call_key(), T), single.activation_quantizer
+    operands = (single.quantized_weight(), single.quantized_bias())
     steps = []
     for t in range(T):
         quantized = quantizer(x2[t], single.precision.activation_bits)
-        steps.append(single.product_of(quantized.unsqueeze(0), *operands, keys.map(itemgetter(slice(t, t + 1)))))
+        steps.append(single.product_of(quantized.unsqueeze(0), *operands, keys[t : t + 1]))
     y2 = torch.cat(steps)
     for y in (y1, y2):
         y.backward(upstream)
@@ -137,37 +135,19 @@ def test_the_whole_sequence_at_once_is_one_time_step_after_another(gradient_rang
 
 
 def test_gradient_ranges_of_a_time_step():
-    """By the code each sequence has its own range at each time step; by `tensor` the time step has one."""
+    """Each sequence has its own range at each time step."""
     gradient = torch.randn(T, N, F)
     keys = torch.zeros(T, dtype=torch.int32)
-    levels = {}
-    for name in ("code", "tensor"):
-        quantizer = Sbm(gradient_range=name, stochastic=False).position_gradient(compile=False)
-        levels[name] = quantizer.quantize_steps(gradient, torch.tensor(1), keys[0], keys)
-    torch.testing.assert_close(levels["code"].amax(2), gradient.amax(2))
-    torch.testing.assert_close(levels["tensor"].amax((1, 2)), gradient.amax((1, 2)))
-    assert all(len(step.unique()) == 2 for step in levels["tensor"])
+    levels = (
+        Sbm(stochastic=False).position_gradient(compile=False).quantize_steps(gradient, torch.tensor(1), keys[0], keys)
+    )
+    torch.testing.assert_close(levels.amax(2), gradient.amax(2))
 
 
 def test_noise_differs_between_time_steps_and_layers():
     layer = QuantizedLSTM(F, H)
-    keys = torch.cat([step_keys(product.call_keys(), 50).coarse for product in (layer.input_l0, layer.hidden_l0)])
+    keys = torch.cat([step_keys(product.call_key(), 50) for product in (layer.input_l0, layer.hidden_l0)])
     assert len(keys.unique()) == 100
-
-
-def test_a_finer_gradient_for_the_weights():
-    """With bifurcate only the gradient that goes on to the input is coarse."""
-    torch.manual_seed(0)
-    gradients = {}
-    for bifurcate in (None, 24):
-        torch.manual_seed(1)
-        layer = QuantizedLSTM(F, H, quantizer=Sbm(bifurcate=bifurcate))
-        layer.precision.set(Precision(8, 8, 2))
-        x = torch.randn(1, N, F).requires_grad_()
-        layer(x)[0].sum().backward()
-        gradients[bifurcate] = (x.grad, layer.weight_ih_l0.grad)
-    torch.testing.assert_close(gradients[None][0], gradients[24][0])
-    assert not torch.allclose(gradients[None][1], gradients[24][1])
 
 
 def test_the_step_of_hidden_states_is_that_of_a_sequence_and_not_of_the_zeros_before_it():

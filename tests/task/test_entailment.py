@@ -259,7 +259,7 @@ def test_batches_can_begin_at_any_step_and_go_through_everything(pairs):
     "overrides",
     [
         ["schedule=RTH"],
-        ["schedule=ER", "quantizer.gradient_range=tensor", "quantizer.quantized_bias=false"],
+        ["schedule=ER", "quantizer.quantized_bias=false"],
         ["schedule=static", "schedule.q_max=8", "schedule.gradient=32", "quantizer=uniform_l2"],
     ],
 )

@@ -100,7 +100,7 @@ def small(tmp_path, monkeypatch):
 SMOKE = [
     ["schedule=RTH", "model.norm=node", "model.layers=3"],
     ["schedule=deficit", "schedule.unit=epoch", "schedule.end=10", "model.aggregation=quantized", "task.loss=raw_nll"],
-    ["schedule=CR", "model.quantized_norm=true", "quantizer.bifurcate=16"],
+    ["schedule=CR", "model.quantized_norm=true"],
     ["quantizer=dorefa", "schedule=ETV"],
     ["quantizer=uniform_l2", "schedule=LR", "schedule.cycles=4", "schedule.gradient_min=32", "model=graphsage"],
     ["model=graphsage", "dataset.neighbours=[3,3]", "model.aggregation=quantized"],

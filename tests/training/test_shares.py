@@ -68,7 +68,7 @@ def test_shares_of_a_batch_are_quantized_as_the_whole(name, compile, monkeypatch
     ("settings", "field"),
     [
         (["schedule=dfq"], "schedule=dfq"),
-        (["quantizer=wageubn", "quantizer.weight_gradient_constant=128"], "quantizer.weight_gradient_constant=128"),
+        (["quantizer=mx", "schedule.q_min=4"], "quantizer.name=mx"),
         (["training.compute=codes"], "training.compute=codes"),
         (["training.weight_averaging.start=0.5"], "training.weight_averaging.start=0.5"),
         (["dataset.train_samples=33"], "training.batch_size=16: the last step of an epoch has fewer samples (1)"),

@@ -105,10 +105,9 @@ Tensor straight_through(const Tensor& x, Tensor y) {
     return y;
 }
 
-enum class Ranges { TENSOR, POSITIONS, STEPS, SEQUENCES };
+enum class Ranges { TENSOR, POSITIONS, SEQUENCES };
 
-// Quantizes with one range per tensor, per position of [N, positions, F], per time step of [T, N, F], or per sequence
-// of each step; straight through, for second derivatives
+// Quantizes with one range per tensor, per position of [N, positions, F], or per sequence of each time step; straight through, for second derivatives
 Tensor quantize_gradient_of(const Tensor& gradient, const Tensor& bits, const Tensor& step_key, const Tensor& layer_keys,
                             bool stochastic, int64_t ranges, bool ours) {
     Tensor y;
@@ -120,7 +119,6 @@ Tensor quantize_gradient_of(const Tensor& gradient, const Tensor& bits, const Te
         const int64_t size = x.numel(), first = x.size(0), last = x.size(-1);
         View view{1, 1, size};
         if (ranges == static_cast<int64_t>(Ranges::POSITIONS)) view = {first, size / std::max<int64_t>(1, first * last), last};
-        if (ranges == static_cast<int64_t>(Ranges::STEPS)) view = {1, first, size / std::max<int64_t>(1, first)};
         if (ranges == static_cast<int64_t>(Ranges::SEQUENCES)) view = {1, size / std::max<int64_t>(1, last), last};
         y = number(bits) > 0 ? quantize(gradient, x, view, number(bits), keys, nullptr, ours) : x.clone();
         if (ours) y.unsafeGetTensorImpl()->bump_version();  // notes about it are out of date

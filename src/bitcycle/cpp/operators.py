@@ -26,9 +26,7 @@ class GradientRange(IntEnum):
     TENSOR = 0
     POSITION = 1
     """One range per position between the first and the last dimension."""
-    STEP = 2
-    """One range per index of the first dimension."""
-    SEQUENCE = 3
+    SEQUENCE = 2
     """One range per index of all dimensions but the last."""
 
 

@@ -78,7 +78,7 @@ def quantize_in_range(
 
     Args:
         x: a tensor, or this process's shard of one.
-        range_of: tensor_range, position_range, step_range or sequence_range.
+        range_of: tensor_range, position_range or sequence_range.
         bits: int64 scalar.
         step_key, layer_key: keys of the noise; layer_key may have the shape [T, 1, 1], for T time steps of x [T, N, F].
         first: index of the shard's first element in the whole tensor (or time step); None: 0.
@@ -102,12 +102,6 @@ def tensor_range(x: Tensor) -> tuple[Tensor, Tensor]:
 def position_range(x: Tensor) -> tuple[Tensor, Tensor]:
     """Minimum and maximum of [N, P, F] for each of the P positions, over samples and features, [1, P, 1] each."""
     return x.amin(2, keepdim=True).amin(0, keepdim=True), x.amax(2, keepdim=True).amax(0, keepdim=True)
-
-
-def step_range(x: Tensor) -> tuple[Tensor, Tensor]:
-    """Minimum and maximum of each time step of [T, N, F], [T, 1, 1] each."""
-    low, high = torch.aminmax(x.flatten(1), dim=1)
-    return low.view(-1, 1, 1), high.view(-1, 1, 1)
 
 
 def sequence_range(x: Tensor) -> tuple[Tensor, Tensor]:

@@ -44,8 +44,6 @@ class TensorQuantizer(_Quantizer):
     kernel.
     """
 
-    works_each_step = False
-    """Whether `begin_step` must be called before each training step."""
     samples_are_independent = False
     """Whether in evaluation mode the result for a sample is independent of the other samples."""
     steps_are_independent = False
@@ -125,9 +123,6 @@ class TensorQuantizer(_Quantizer):
 
     def restart(self) -> None:
         """Make `prepare` run again at the start of a new phase, even at the same bits."""
-
-    def begin_step(self, x: Tensor, new_epoch: bool) -> None:
-        """Update the weight x or step sizes before a training step; called if `works_each_step`."""
 
     def penalty(self, bits: Tensor) -> Tensor | None:
         """A term that training adds to the loss, or None."""
@@ -326,20 +321,6 @@ class QuantizerOptions(Settings):
 
     def input_gradient(self, compile: bool) -> GradientQuantizer | None:
         """A new quantizer of the gradient of a layer's input; None leaves it unquantized."""
-        return None
-
-    def weight_gradient(self, compile: bool) -> GradientQuantizer | None:
-        """A new quantizer of the gradient of a layer's weight; None leaves it unquantized."""
-        return None
-
-    @property
-    def needs_epochs(self) -> bool:
-        """Whether it acts at the beginning of each epoch, whose length must then be known."""
-        return False
-
-    @property
-    def fine_gradient_bits(self) -> int | None:
-        """Bits of a finer copy of the output's gradient, used for the weight's gradient; None: one copy for both products."""
         return None
 
 

@@ -17,7 +17,6 @@ rounded; skip connections are not clipped, as in the official ResNet, whose acti
 (declared by the network or detected in the first batch) use SBM's affine quantizer, as [0, 1] would clip them.
 """
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
@@ -145,19 +144,10 @@ class Dorefa(QuantizerOptions):
     """Options of DoReFa."""
 
     name: str = "dorefa"
-    first: str = setting(
-        "quantized",
-        "the first layer: quantized, so that costs are comparable to SBM, or float as in the official code",
-        choices=("quantized", "float"),
-    )
     stochastic: bool = setting(True, "add noise to gradients before rounding (DoReFa 2.5)")
 
     def bits(self, role: str) -> range:
         return range(1, 17)
-
-    def float_rule(self, model_rule: Sequence[str]) -> list[str]:
-        rule = super().float_rule(model_rule)
-        return ["first", *rule] if self.first == "float" and "first" not in rule else rule
 
     def weight(self, compile: bool) -> DorefaWeight:
         return DorefaWeight()

@@ -37,7 +37,8 @@ from bitcycle.randomness import uniform_noise
 from bitcycle.settings import setting
 
 LARGEST_SCALE = 2.0**126
-WORDS = ("e4m3", "e5m2")
+HISTORY = 16
+"""Calls that delayed scaling remembers."""
 
 
 def magnitude(x: Tensor) -> Tensor:
@@ -59,7 +60,7 @@ class Scaling(Formatted):
 
     def __init__(self, options: "Fp8", role: str, compile: bool) -> None:
         super().__init__(options.formats(role), compile, options.stochastic)
-        calls = options.history if options.scaling == "delayed" else 0
+        calls = HISTORY if options.scaling == "delayed" else 0
         self.samples_are_independent = calls > 0
         self.register_buffer("history", torch.zeros(calls))
 
@@ -126,15 +127,12 @@ class Fp8(FormatOptions):
     quantizers = (Fp8Quantizer, Fp8Gradient)
 
     name: str = "fp8"
-    forward_format: str = setting("e4m3", "format of weights and activations", choices=WORDS)
-    gradient_format: str = setting("e5m2", "format of gradients", choices=WORDS)
     scaling: str = setting(
         "delayed",
-        "scale by the largest magnitude of the last `history` calls (delayed), or of this tensor (current)",
+        "scale by the largest magnitude of the last 16 calls (delayed), or of this tensor (current)",
         choices=("delayed", "current"),
     )
-    history: int = setting(16, "calls that delayed scaling remembers", minimum=1, maximum=1024)
     stochastic: bool = setting(False, "round gradients stochastically; false: to nearest, halves to even")
 
     def formats(self, role: str) -> Mapping[int, Element]:
-        return {8: ELEMENTS[self.gradient_format if role == "gradient" else self.forward_format]}
+        return {8: ELEMENTS["e5m2" if role == "gradient" else "e4m3"]}

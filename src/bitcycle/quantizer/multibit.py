@@ -1,17 +1,15 @@
 """multibit: vectors as sums of k scaled sign vectors, with 2^k non-uniform levels.
 
     w ~ sum_i a_i b_i,   b_i in {-1, +1}^n, the sign of 0 is +1
-    greedy       r = w;   b_i = sign(r), a_i = mean |r|, r := r - a_i b_i
-    refined      the same, but after each new b_i all a = least squares of w on b_1..b_i, r = w - B a
-    alternating  from greedy, twice: a = |least squares|, sorted;   codes = the nearest of the 2^k sums
+    r = w;   b_i = sign(r), then all a = least squares of w on b_1 .. b_i, r := w - B a
 
 >>> from bitcycle.quantizer import quantize
 >>> quantize(torch.tensor([[-3.0, 0.5, 1.5]]), 2, quantizer="multibit", role="weight").tolist()
 [[-3.0, 1.0, 1.0]]
 
-Source: HLHLp, section 4.2, which cites Guo et al. 2017 ("network sketching", refined) for its 4-level networks; alternating is
-Xu et al. 2018. A vector is an output channel of a weight; of an activation it is the last dimension (x_t or h_t of a recurrent
-network), or a whole sample of a convolution's input. Straight-through without a mask. No code was released.
+Source: HLHLp, section 4.2, which cites Guo et al. 2017 ("network sketching") for its 4-level networks. A vector is an output
+channel of a weight; of an activation it is the last dimension (x_t or h_t of a recurrent network), or a whole sample of a
+convolution's input. Straight-through without a mask. No code was released.
 """
 
 from contextlib import nullcontext
@@ -23,44 +21,30 @@ from torch import Tensor
 from bitcycle.device import widest_float
 from bitcycle.quantizer.base import QuantizerOptions, TensorQuantizer
 from bitcycle.quantizer.layout import computable, rows, unflat
-from bitcycle.settings import setting
 
 MAXIMUM_BITS = 4
 """Number of sign vectors computed; those beyond the current bits are masked, so that a change of bits needs no recompilation."""
-METHODS = ("greedy", "refined", "alternating")
 RIDGE = 1e-10
 """Regularisation of the normal equations in units of n: identical sign vectors (as of a constant) share their weight."""
 
 
-def decompose(vectors: Tensor, bits: Tensor, method: str = "refined", rounds: int = 2) -> tuple[Tensor, Tensor]:
+def decompose(vectors: Tensor, bits: Tensor) -> tuple[Tensor, Tensor]:
     """Coefficients a [rows, 4] and sign vectors B [rows, n, 4] with vectors [rows, n] ~ B a for `bits` k (int64, 0 to 4);
-    columns from k on are zero. `rounds` are those of the alternating method."""
-    coefficients, codes = _greedy(vectors, bits, refine=method == "refined")
-    if method == "alternating":
-        for _ in range(rounds):
-            coefficients = _least_squares(vectors, codes).abs().sort(dim=1, descending=True).values
-            codes = _nearest_codes(vectors, coefficients, bits)
-    return coefficients, codes
-
-
-def reconstruct(vectors: Tensor, bits: Tensor, method: str, rounds: int) -> Tensor:
-    """Each row as the sum of its sign vectors; 0 bits returns the vectors. Vectors [rows, F], as the result."""
-    coefficients, codes = decompose(vectors, bits, method, rounds)
-    return torch.where(bits > 0, (codes * coefficients.unsqueeze(1)).sum(dim=2), vectors)
-
-
-def _greedy(vectors: Tensor, bits: Tensor, refine: bool) -> tuple[Tensor, Tensor]:
+    columns from k on are zero."""
     rest = vectors
     codes = vectors.new_zeros(*vectors.shape, MAXIMUM_BITS)
-    coefficients = vectors.new_zeros(len(vectors), MAXIMUM_BITS)
     for i in range(MAXIMUM_BITS):
         is_used = (i < bits).to(vectors.dtype)
         codes[:, :, i] = torch.where(rest >= 0, is_used, -is_used)
-        coefficients[:, i] = rest.abs().mean(dim=1) * is_used
-        if refine:
-            coefficients = _least_squares(vectors, codes)
+        coefficients = _least_squares(vectors, codes)
         rest = vectors - (codes * coefficients.unsqueeze(1)).sum(dim=2)
     return coefficients, codes
+
+
+def reconstruct(vectors: Tensor, bits: Tensor) -> Tensor:
+    """Each row as the sum of its sign vectors; 0 bits returns the vectors. Vectors [rows, F], as the result."""
+    coefficients, codes = decompose(vectors, bits)
+    return torch.where(bits > 0, (codes * coefficients.unsqueeze(1)).sum(dim=2), vectors)
 
 
 def _least_squares(vectors: Tensor, codes: Tensor) -> Tensor:
@@ -75,35 +59,13 @@ def _least_squares(vectors: Tensor, codes: Tensor) -> Tensor:
     return solution.squeeze(2).to(vectors.dtype)
 
 
-def _nearest_codes(vectors: Tensor, coefficients: Tensor, bits: Tensor) -> Tensor:
-    """Signs of the sum of +-a_i nearest to each element; ties go up."""
-    patterns = _sign_patterns(coefficients)
-    sums, order = (coefficients @ patterns.T).sort(dim=1)
-    middles = (sums[:, 1:] + sums[:, :-1]) / 2
-    index = torch.searchsorted(middles, vectors.contiguous(), right=True)
-    codes = patterns[order.gather(1, index)]
-    is_used = torch.arange(MAXIMUM_BITS, device=bits.device) < bits
-    return codes * is_used.to(codes.dtype)
-
-
-def _sign_patterns(like: Tensor) -> Tensor:
-    """All 2^4 combinations of four signs, [16, 4]."""
-    numbers = torch.arange(1 << MAXIMUM_BITS, device=like.device).unsqueeze(1)
-    digits = (numbers >> torch.arange(MAXIMUM_BITS, device=like.device)) & 1
-    return (2 * digits - 1).to(like.dtype)
-
-
 class MultibitWeight(TensorQuantizer):
     """Each output channel as a sum of sign vectors of the current weights."""
-
-    def __init__(self, method: str, rounds: int) -> None:
-        super().__init__()
-        self.method, self.rounds = method, rounds
 
     def rounded(self, x: Tensor, bits: Tensor) -> Tensor:
         # autocast, which the meta device lacks, would round the sums of least squares
         with nullcontext() if x.is_meta else torch.autocast(x.device.type, enabled=False):
-            return unflat(reconstruct(self._vectors(x), bits, self.method, self.rounds), like=x)
+            return unflat(reconstruct(self._vectors(x), bits), like=x)
 
     def _vectors(self, x: Tensor) -> Tensor:
         return rows(x)
@@ -125,18 +87,12 @@ class Multibit(QuantizerOptions):
     float_roles = ()
 
     name: str = "multibit"
-    method: str = setting(
-        "refined",
-        "greedy, refined (Guo et al. 2017, cited by HLHLp 4.2) or alternating (Xu et al. 2018)",
-        choices=METHODS,
-    )
-    rounds: int = setting(2, "rounds of alternating (Xu et al. 2018)", minimum=1)
 
     def bits(self, role: str) -> range:
         return range(1, MAXIMUM_BITS + 1) if role != "gradient" else range(0)
 
     def weight(self, compile: bool) -> MultibitWeight:
-        return MultibitWeight(self.method, self.rounds)
+        return MultibitWeight()
 
     def activation(self, compile: bool, signed: bool = False) -> MultibitActivation:
-        return MultibitActivation(self.method, self.rounds)
+        return MultibitActivation()

@@ -2,9 +2,9 @@
 
     weight      one range per output channel, rounded to nearest
     activation  one range per tensor, of the batch in training and a running range in evaluation, rounded to nearest
-    gradient    one range per tensor at the layer's output, rounded stochastically; one copy serves both products, unless a
-                finer one with `bifurcate` bits serves the weight's gradient. If a linear layer's output has dimensions
-                between samples and features (tokens, heads), one range per position, over samples and features
+    gradient    one range per tensor at the layer's output, rounded stochastically; one copy serves both products. If a linear
+                layer's output has dimensions between samples and features (tokens, heads), one range per position, over samples
+                and features
     operand     of a product of two activations (attention): one range per row (last dimension); no running range
     bias        float32, or one range, rounded to nearest
 
@@ -16,11 +16,10 @@
 Source: semantics of the released code of CPT and FracTrain, modules/quantize.py. Differs from the authors' code in the
 noise, which is a hash of (seed, step, layer, element) and not drawn from the global generator. Ranges per position, operands
 and biases are those of the released code of Better Schedules (cpt_xnli, cpt_ptb, cpt_voc, cpt_gnn). Differs from the original
-SBM paper, as their code does, in the single copy of the gradient (unless `bifurcate` is set) and in plain BatchNorm.
+SBM paper, as their code does, in the single copy of the gradient and in plain BatchNorm.
 """
 
 import logging
-from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from typing import Any, Optional
 
@@ -29,7 +28,6 @@ from torch import Tensor, nn
 
 from bitcycle import distributed
 from bitcycle.cpp.operators import batch_operators, cpp_operators
-from bitcycle.precision import FLOAT, Precision
 from bitcycle.quantizer import affine, codes
 from bitcycle.quantizer.autograd import is_recomputation, straight_through
 from bitcycle.quantizer.base import GradientQuantizer, QuantizerOptions, TensorQuantizer
@@ -37,7 +35,7 @@ from bitcycle.quantizer.codes import Codes, WeightCodes
 from bitcycle.quantizer.compile_utils import kernel
 from bitcycle.quantizer.layout import computable, flat, rows, shaped, unflat
 from bitcycle.quantizer.sbm_gradient import RelativeGradient, SbmGradient
-from bitcycle.settings import SettingError, setting
+from bitcycle.settings import setting
 
 logger = logging.getLogger(__name__)
 
@@ -243,19 +241,6 @@ class Sbm(QuantizerOptions):
         choices=("code", "debiased"),
     )
     stochastic: bool = setting(True, "round gradients stochastically (unbiased)")
-    bifurcate: Optional[int] = setting(
-        None,
-        "bits of a finer copy of the gradient for the weight's gradient (SBM paper: 16; not counted in costs); null: one"
-        " copy serves both products, as in the code of CPT",
-        minimum=2,
-        maximum=32,
-    )
-    gradient_range: str = setting(
-        "code",
-        "ranges of a gradient [N, positions, F] of linear and recurrent layers and matrix products: one per position"
-        " (code, as the released code of Better Schedules), or one for the tensor",
-        choices=("code", "tensor"),
-    )
     least_step: str = setting(
         "code",
         "minimum quantization step of gradients: 1e-8 (code, as the released code), which is coarse if the loss is a mean"
@@ -276,18 +261,6 @@ class Sbm(QuantizerOptions):
     def as_released(self) -> "Sbm":
         return replace(self, running_range=self.running_range or "code")
 
-    @property
-    def fine_gradient_bits(self) -> int | None:
-        return self.bifurcate
-
-    def check(self, precisions: Iterable[Precision]) -> None:
-        precisions = list(precisions)
-        super().check(precisions)
-        coarse = max((p.gradient for p in precisions if p.gradient < FLOAT), default=0)
-        if self.bifurcate is not None and self.bifurcate < coarse:
-            problem = f"the second copy would be coarser than the first, which has up to {coarse} bits"
-            raise SettingError("bifurcate", self.bifurcate, problem, f"use {coarse} or more, or null for one copy")
-
     def weight(self, compile: bool) -> SbmWeight:
         return SbmWeight(compile)
 
@@ -301,7 +274,7 @@ class Sbm(QuantizerOptions):
         return self._with_least_step(SbmGradient(self.stochastic, compile))
 
     def position_gradient(self, compile: bool) -> GradientQuantizer:
-        return self._with_least_step(SbmGradient(self.stochastic, compile, by_position=self.gradient_range == "code"))
+        return self._with_least_step(SbmGradient(self.stochastic, compile, by_position=True))
 
     def _with_least_step(self, quantizer: SbmGradient) -> GradientQuantizer:
         return quantizer if self.least_step == "code" else RelativeGradient(quantizer)

@@ -37,7 +37,7 @@ class SbmGradient(GradientQuantizer):
     def quantize_sequence(self, x: Tensor, bits: Tensor, step_key: Tensor, layer_keys: Tensor) -> Tensor:
         if (native := batch_operators(x, self.compile_kernel)) is None:
             return super().quantize_sequence(x, bits, step_key, layer_keys)
-        options = (self.stochastic, GradientRange.SEQUENCE if self.by_position else GradientRange.STEP)
+        options = (self.stochastic, GradientRange.SEQUENCE)
         return native.with_quantized_gradient(x, bits, step_key, layer_keys, *options)
 
     def loses(self, gradient: Tensor, bits: int) -> bool:
@@ -83,9 +83,8 @@ class SbmGradient(GradientQuantizer):
 
     def quantize_steps(self, gradient: Tensor, bits: Tensor, step_key: Tensor, layer_keys: Tensor) -> Tensor:
         x = flat(gradient).view(gradient.shape)
-        range_of = affine.sequence_range if self.by_position else affine.step_range
         noise = (step_key, layer_keys.view(-1, 1, 1), distributed.first_element(x[0]))
-        quantized = self._round(x, range_of, bits, *noise)
+        quantized = self._round(x, affine.sequence_range, bits, *noise)
         return unflat(quantized.reshape(-1), like=gradient)
 
 

@@ -12,8 +12,8 @@
 [[-1.0, 0.0, 1.0]]
 
 Source: HLHLp, section 3.1: the step minimises the squared error. No code was released. The paper does not say when the step is
-recomputed, nor how activations are quantized: both are settings. By default the steps are computed in the first training step
-after a change of bits, from the layer's master weights and from the batch at its input, and stay constant until the next change.
+recomputed, nor how activations are quantized (`activation_levels`). Here the steps are computed in the first training step after
+a change of bits, from the layer's master weights and from the batch at its input, and stay constant until the next change.
 Evaluation at other bits than training computes separate steps, from the current weights and from its first batch.
 """
 
@@ -29,7 +29,7 @@ from bitcycle.quantizer import affine
 from bitcycle.quantizer.autograd import gradient_inside, with_gradient
 from bitcycle.quantizer.base import QuantizerOptions, TensorQuantizer
 from bitcycle.quantizer.compile_utils import kernel
-from bitcycle.quantizer.l2_step import improved_step, optimal_step, uniform_codes
+from bitcycle.quantizer.l2_step import optimal_step, uniform_codes
 from bitcycle.quantizer.layout import computable, flat, rows, unflat
 from bitcycle.settings import setting
 
@@ -69,12 +69,9 @@ class _StepKeeper(TensorQuantizer):
 
     def __init__(self, compile: bool) -> None:
         super().__init__(compile)
-        self._resize(torch.ones(1, 1))
+        self.register_buffer("step", torch.ones(1, 1))
+        self.register_buffer("other_step", torch.ones(1, 1), persistent=False)
         self.register_buffer("step_bits", torch.tensor(NEVER))
-
-    def _resize(self, step: Tensor) -> None:
-        self.register_buffer("step", step)
-        self.register_buffer("other_step", step.clone(), persistent=False)
 
     def prepare(self, x: Tensor, bits: int) -> None:
         if bits == int(self.step_bits):  # a resumed run keeps its step
@@ -95,37 +92,14 @@ class _StepKeeper(TensorQuantizer):
 
 
 class UniformWeight(_StepKeeper):
-    """Weights on symmetric levels with the L2-optimal step of the layer or of each output channel (`per_row`).
-
-    `update` determines when the step is recomputed: when the bits change (stage), also at the first step of each epoch (epoch),
-    or by one iteration before every training step (step).
-    """
-
-    def __init__(self, per_row: bool = False, update: str = "stage", compile: bool = False) -> None:
-        super().__init__(compile)
-        self.per_row, self.update = per_row, update
-        self.works_each_step = update != "stage"
-
-    def initialise(self, x: Tensor) -> None:
-        if self.per_row:
-            self._resize(torch.ones(len(x), 1, device=x.device))
+    """Weights on symmetric levels with the L2-optimal step of the layer, which is computed when the bits change."""
 
     def rounded(self, x: Tensor, bits: Tensor) -> Tensor:
         function = kernel(quantize_symmetric, self.compile_kernel)
         return unflat(function(rows(x), self._step(bits), bits), like=x)
 
-    def _groups(self, x: Tensor) -> Tensor:
-        return rows(x) if self.per_row else rows(x).reshape(1, -1)
-
     def _optimal(self, x: Tensor, bits: int) -> Tensor:
-        return optimal_step(self._groups(x), (1 << (bits - 1)) - 1)
-
-    def begin_step(self, x: Tensor, new_epoch: bool) -> None:
-        if self.update == "step":
-            improved = improved_step(self._groups(x).abs(), self.step, symmetric_top(self.step_bits).clamp_min(1))
-            self.step.copy_(torch.where(self.step_bits > 0, improved, self.step))
-        elif new_epoch and (bits := int(self.step_bits)) > 0:
-            self.step.copy_(self._optimal(x, bits))
+        return optimal_step(rows(x).reshape(1, -1), (1 << (bits - 1)) - 1)
 
 
 class UniformActivation(_StepKeeper):
@@ -217,19 +191,6 @@ class UniformL2(UniformActivationOptions):
     """Options of the uniform quantizer."""
 
     name: str = "uniform_l2"
-    granularity: str = setting(
-        "layer", "one step per layer or per output channel (row); not specified by HLHLp 3.1", choices=("layer", "row")
-    )
-    update: str = setting(
-        "stage",
-        "when the step of a weight is computed from the master weights: when the bits change (stage), also at each epoch, or"
-        " by one iteration at every step (not specified by HLHLp 3.1)",
-        choices=("stage", "epoch", "step"),
-    )
-
-    @property
-    def needs_epochs(self) -> bool:
-        return self.update == "epoch"
 
     def weight(self, compile: bool) -> UniformWeight:
-        return UniformWeight(self.granularity == "row", self.update, compile)
+        return UniformWeight(compile)

@@ -6,7 +6,6 @@
     gradient    E2  at a layer's output, s = R 2^(1-k), v = e / s:
                     s sign(v) Q(|v|, k) where |v| < 1, else s clip(rint v, +-(2^(k-1) - 1))
                 E1  at a layer's input: R clip(Q(e / R, k), -1, 1)
-    update      G   (option) weight gradient: m / 2^14 with m = rint(c g / R(g) + u) within +-(c - 1), u uniform in [-1/2, 1/2)
 
 >>> from bitcycle.quantizer import quantize
 >>> quantize(torch.tensor([[-2.0, 0.3, 0.4]]), 3, quantizer="wageubn", role="weight").tolist()
@@ -14,15 +13,13 @@
 
 Source: Yang et al. 2020, "Training high-performance and large-scale deep neural networks with full 8-bit integers", section 3,
 and its official code; a baseline of CPT, table 2, and FracTrain, table 2, which do not describe theirs. Differs from the
-authors' code in what stays float32 (batch norm, momentum, update, and weight gradients unless
-`weight_gradient_constant` is set), in errors of zero, which stay zero, and in E1, which is applied to the gradient of each
-layer's input before it is added to that of a skip connection. The paper clips E1 one step earlier than the code, which is
-followed here.
+authors' code in what stays float32 (batch norm, weight gradients, momentum and update), in errors of zero, which stay zero, and
+in E1, which is applied to the gradient of each layer's input before it is added to that of a skip connection. The paper clips E1
+one step earlier than the code, which is followed here.
 """
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Optional
 
 import torch
 from torch import Tensor
@@ -31,11 +28,7 @@ from bitcycle import distributed
 from bitcycle.quantizer.base import GradientQuantizer, QuantizerOptions, TensorQuantizer
 from bitcycle.quantizer.compile_utils import kernel
 from bitcycle.quantizer.layout import computable, flat, unflat
-from bitcycle.randomness import uniform_noise
-from bitcycle.settings import SettingError, setting
 
-GRADIENT_UNIT = 2.0**-14
-"""Step of quantized weight gradients, which have 15 bits."""
 LEAST_RANGE = 2.0**-112
 """Minimum of R where it divides, so that errors of (almost) zero become zero."""
 
@@ -93,16 +86,6 @@ def quantize_error_of_input(error: Tensor, value_range: Tensor, bits: Tensor) ->
     return torch.where(bits > 0, unit * round_fixed(error / unit, bits).clamp(-1, 1), error)
 
 
-def quantize_weight_gradient(
-    gradient: Tensor, value_range: Tensor, constant: float, noise: Tensor | None = None
-) -> Tensor:
-    """G: gradients without their scale, integer multiples of 2^-14 up to constant - 1. Any shape, kept; R is a scalar."""
-    scaled = gradient * (constant / value_range.clamp_min(LEAST_RANGE))
-    if noise is not None:
-        scaled = scaled + noise
-    return scaled.round().clamp(1 - constant, constant - 1) * GRADIENT_UNIT
-
-
 class WageubnQuantizer(TensorQuantizer):
     """W or A, element by element, straight-through."""
 
@@ -129,51 +112,11 @@ class WageubnError(GradientQuantizer):
         return unflat(kernel(self.function, self.compile_kernel)(flat(gradient), value_range, bits), like=gradient)
 
 
-class WageubnWeightGradient(GradientQuantizer):
-    """G, rounded stochastically."""
-
-    def __init__(self, constant: float) -> None:
-        super().__init__()
-        self.constant = constant
-
-    def quantize(self, gradient: Tensor, bits: Tensor, step_key: Tensor, layer_key: Tensor) -> Tensor:
-        vector = flat(gradient)
-        noise = uniform_noise(vector.shape, step_key ^ layer_key)
-        quantized = quantize_weight_gradient(vector, power_of_two_range(gradient), self.constant, noise)
-        return unflat(torch.where(bits > 0, quantized, vector), like=gradient)
-
-
 @dataclass
 class Wageubn(QuantizerOptions):
     """Options of WAGEUBN."""
 
     name: str = "wageubn"
-    weight_gradient_constant: Optional[int] = setting(
-        None,
-        "c of the weight gradient's quantizer G, 128 in WAGEUBN, whose code lowers it to 32, 8 and 2 instead of the"
-        " learning rate; gradients then lose their scale. null: float weight gradients",
-        minimum=2,
-        maximum=2**14,
-    )
-    full: bool = setting(
-        False,
-        "quantize batch norm, momentum, update and learning rate as well (WAGEUBN 3); not supported, must be false",
-    )
-
-    def validate(self) -> None:
-        super().validate()
-        if self.full:
-            problem = "quantizers of batch norm, momentum and update are not implemented"
-            raise SettingError(
-                "full", True, problem, "use full=false; weight_gradient_constant=128 adds the quantizer G"
-            )
-
-    def check_sharing(self) -> None:
-        if self.weight_gradient_constant is not None:
-            problem = "quantizes weight gradients, of which each process has only a part"
-            raise SettingError(
-                "weight_gradient_constant", self.weight_gradient_constant, problem, "use null, or train in one process"
-            )
 
     def bits(self, role: str) -> range:
         return range(2, 17)
@@ -189,6 +132,3 @@ class Wageubn(QuantizerOptions):
 
     def input_gradient(self, compile: bool) -> WageubnError:
         return WageubnError(of_input=True, compile=compile)
-
-    def weight_gradient(self, compile: bool) -> WageubnWeightGradient | None:
-        return None if self.weight_gradient_constant is None else WageubnWeightGradient(self.weight_gradient_constant)

@@ -161,9 +161,7 @@ class CodeLinear(CodeProduct):
 def code_product(layer: QuantizedLayer, compile: bool = False, recomputes: bool = False) -> CodeProduct | None:
     """The computation of a layer on codes; None if the layer or its quantizers do not support it."""
     quantizers = (layer.weight_quantizer, layer.activation_quantizer)
-    gradients = (layer.input_gradient_quantizer, layer.weight_gradient_quantizer)
-    simple = gradients == (None, None) and layer.quantizer_options.fine_gradient_bits is None
-    if not simple or not all(each.has_codes for each in quantizers):
+    if layer.input_gradient_quantizer is not None or not all(each.has_codes for each in quantizers):
         return None
     if type(layer) is QuantizedLinear:
         return CodeLinear(layer, compile, recomputes)

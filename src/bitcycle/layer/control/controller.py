@@ -15,7 +15,6 @@ from bitcycle import distributed
 from bitcycle.hardware import Cost, CostMeter, HardwareOptions, Workload, hardware_options, trace
 from bitcycle.layer.control.watch import Call, FirstStep, Watch, called_parts, name_functions, products_of, samples_of
 from bitcycle.layer.gates.gate import GateRecord
-from bitcycle.layer.products.quantized import QuantizedLayer
 from bitcycle.layer.products.quantized_product import QuantizedProduct
 from bitcycle.layer.state import PrecisionState
 from bitcycle.layer.twin import modules_of
@@ -49,8 +48,7 @@ class PrecisionController:
         rank: of this process in distributed training, on which its noise depends; None: that of torch.distributed.
 
     Raises:
-        SettingError (a ValueError): if the quantizer needs the length of an epoch and the schedule does not know it, or if
-            the quantizer has no format for the lowest or highest bits of the schedule.
+        SettingError (a ValueError): if the quantizer has no format for the lowest or highest bits of the schedule.
     """
 
     def __init__(
@@ -80,11 +78,6 @@ class PrecisionController:
                 )
                 raise SettingError("schedule.formats", schedule.format_lists, problem, remedy)
             quantizer.check_ends(schedule.lowest, schedule.reference)
-        self._stepping = [
-            layer for layer in modules_of(model, QuantizedLayer) if layer.weight_quantizer.works_each_step
-        ]
-        if any(quantizer.needs_epochs for quantizer in self._quantizers):
-            schedule.length.epoch("update", "epoch", "bind the schedule with steps_per_epoch")
         self.precision: Precision | None = None
         self.next_step, self._has_counted = 0, False
         self._counting, self.depth = True, 0
@@ -124,9 +117,6 @@ class PrecisionController:
             self._check(precision)
         if self._feedback is not None:
             self._check_observations(self._feedback, t)
-        epoch = self.schedule.length.steps_per_epoch
-        for layer in self._stepping:
-            layer.begin_step(new_epoch=epoch is not None and t % epoch == 0)
         rank = distributed.rank() if self.rank is None else self.rank
         key = int32_key("noise", self.seed, t, *(("rank", rank) if rank else ()))
         for state in self.states:

@@ -145,13 +145,13 @@ class ReplayedProduct:
         entry = tape.next()
         if tape.reads:
             states = [layer.precision if layer.precision.fixed else part.state for part in tape.parts]
-            counted = [layer.call_keys(state).coarse for state in (states[1:] if layer.precision.fixed else states)]
+            counted = [layer.call_key(state) for state in (states[1:] if layer.precision.fixed else states)]
             # a layer with fixed bits has already counted this call
             keys = [key, *counted] if layer.precision.fixed else counted
             bits = [(state.gradient_bits, state.step_key, key) for state, key in zip(states, keys)]
             return _Product.apply(x, layer.weight, bias, layer, entry, tape, bits)
         if entry.weight is None:
-            entry.weight = layer.quantized_weight(key)
+            entry.weight = layer.quantized_weight()
         x = layer.activation_quantizer(x, layer.precision.activation_bits)
         y = _product(layer, x, entry.weight, bias)
         entry.x, entry.y = tape.keep(entry.x, x, is_private=True), tape.keep(entry.y, y)
@@ -360,8 +360,8 @@ def _obstacle(module: nn.Module) -> str:
             f"layer {module.name!r} is a {type(module).__name__}, not a convolution padded with a number of zeros or a"
             " linear layer"
         )
-    if type(module.quantizer_options) is not Sbm or module.quantizer_options.bifurcate is not None:
-        return f"layer {module.name!r} has another quantizer than sbm without a finer copy of gradients"
+    if type(module.quantizer_options) is not Sbm:
+        return f"layer {module.name!r} has another quantizer than sbm"
     if cast("QuantizedLayer", module).computation is not None:
         return "it computes codes"
     return ""

@@ -18,14 +18,6 @@ rounded stochastically (`stochastic_operands`) or have the bits of the gradient 
 Source: Rouhani et al. 2023, "Microscaling data formats for deep learning", section 4 and figure 2; of the recipes, NVIDIA 2025,
 "Pretraining large language models with NVFP4", section 4 and figure 5, and Tseng et al. 2025, "Training LLMs with MXFP4",
 section 3.
-
-Products with two copies of the gradient only, a coarse one for the product with the weight and a finer one for that with the
-input (gradient bifurcation):
-
-    y = product(x, W) + bias:     dL/dx from Q(dL/dy; g),     dL/dW and dL/dbias from Q(dL/dy; g_fine)
-
-Source: the SBM paper ("scalable methods for 8-bit training of neural networks", gradients bifurcation). Paper and code of CPT
-and FracTrain use a single copy.
 """
 
 from collections.abc import Callable
@@ -43,6 +35,7 @@ from bitcycle.quantizer.block import PRODUCTS, BlockOptions
 from bitcycle.quantizer.hadamard import random_signs, rotate
 from bitcycle.randomness import int32_key
 
+Product = Callable[[Tensor, Tensor, Optional[Tensor]], Tensor]
 Copy = Callable[[Tensor], Tensor]
 Gradients = tuple[Optional[Tensor], Optional[Tensor], Optional[Tensor]]
 SECOND_COPY = int32_key("second copy of a gradient") >> 1
@@ -213,42 +206,3 @@ def _rotation(options: BlockOptions, product: str, key: Tensor) -> Callable[...,
 
 def _unturned(x: Tensor, _dim: int, _groups: int = 1) -> Tensor:
     return x
-
-
-Product = Callable[[Tensor, Tensor, Optional[Tensor]], Tensor]
-Rounding = Callable[[Tensor], Tensor]
-
-
-class _Bifurcated(torch.autograd.Function):
-    @staticmethod
-    def forward(
-        ctx: Any, x: Tensor, weight: Tensor, bias: Tensor | None, product: Product, coarse: Rounding, fine: Rounding
-    ) -> Tensor:
-        # A separate graph of the product, whose backward pass can run twice, once for each copy of the gradient.
-        operands: list[Any] = [
-            t if t is None else t.detach().requires_grad_(t.requires_grad) for t in (x, weight, bias)
-        ]
-        with torch.enable_grad():
-            y = product(*operands)
-        ctx.operands, ctx.y, ctx.coarse, ctx.fine = operands, y, coarse, fine
-        return y.detach()
-
-    @staticmethod
-    @once_differentiable
-    def backward(ctx: Any, gradient: Tensor) -> Any:
-        found: list[Any] = [None] * 6
-        for rounding, places in ((ctx.coarse, (0,)), (ctx.fine, (1, 2))):
-            if wanted := [place for place in places if ctx.needs_input_grad[place]]:
-                inputs = [ctx.operands[place] for place in wanted]
-                gradients = torch.autograd.grad(ctx.y, inputs, rounding(gradient), retain_graph=True)
-                for place, of_input in zip(wanted, gradients):
-                    found[place] = of_input
-        return tuple(found)
-
-
-def bifurcated(
-    product: Product, x: Tensor, weight: Tensor, bias: Tensor | None, coarse: Rounding, fine: Rounding
-) -> Tensor:
-    """product(x, weight, bias), whose output gradient is rounded by `coarse` for x and by `fine` for weight and bias. Shapes
-    are those of the product."""
-    return _Bifurcated.apply(x, weight, bias, product, coarse, fine)

@@ -109,9 +109,13 @@ class QuantizedEmbedding(QuantizedLayer, QuantizableEmbedding):
         if not self.adapted:
             with distributed.sharded(0):  # all processes have the whole table
                 self.adapt(self.weight)
-        weight = self.quantized_weight(self.call_keys().coarse)
+        self.call_key()  # counts the call
         return F.embedding(
-            input, weight, self.padding_idx, scale_grad_by_freq=self.scale_grad_by_freq, sparse=self.sparse
+            input,
+            self.quantized_weight(),
+            self.padding_idx,
+            scale_grad_by_freq=self.scale_grad_by_freq,
+            sparse=self.sparse,
         )
 
 

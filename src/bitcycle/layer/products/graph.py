@@ -192,7 +192,7 @@ class RowQuantization(Noisy):
     def quantize_gradient_of(self, y: Tensor) -> Tensor:
         """gq(y) at the gradients' bits."""
         state = self.precision
-        return self.gradient_quantizer(y, state.gradient_bits, state.step_key, self.call_keys().coarse)
+        return self.gradient_quantizer(y, state.gradient_bits, state.step_key, self.call_key())
 
 
 class QuantizedAggregation(RowQuantization):
@@ -274,7 +274,7 @@ class QuantizedGraphConvolution(QuantizedLayer, QuantizedGraphLayer, GraphConvol
         rows, state = self.activation_quantizer, self.precision
         conditions = (state.precision.activation,)
         quantized = self.last_quantized(lambda: rows(x, state.activation_bits), x, conditions=conditions)
-        return quantized, self.quantized_weight(key)
+        return quantized, self.quantized_weight()
 
     def scale(self, x: Tensor, factors: Tensor, side: str) -> Tensor:
         return self.scaling[side](x, factors) if side in self.scaling else x * factors

@@ -46,7 +46,7 @@ class QuantizedMatrixProduct(QuantizedProduct, MatrixProduct):
     def _product(self, a: Tensor, b: Tensor, product: Callable[..., Tensor]) -> Tensor:
         if not (a.numel() and b.numel()):
             return product(a, b)
-        key = self.call_keys().coarse
+        key = self.call_key()
         if self.left_quantizer.has_blocks:
             return block_product(lambda left, right, _bias: product(left, right), a, b, None, copies_of(self, key))
         if not self.adapted:

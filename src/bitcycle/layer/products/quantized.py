@@ -15,9 +15,9 @@ from torch import Tensor, nn
 
 from bitcycle import distributed
 from bitcycle.layer.compilation import has_numbers, not_compiled
-from bitcycle.layer.products.block_product import LINEAR, Product, Rounding, bifurcated, block_product, copies_of
+from bitcycle.layer.products.block_product import LINEAR, Product, block_product, copies_of
 from bitcycle.layer.products.matrix_product import MatrixProduct, QuantizedMatrixProduct
-from bitcycle.layer.products.quantized_product import Context, NoiseKeys, QuantizedProduct
+from bitcycle.layer.products.quantized_product import Context, QuantizedProduct
 from bitcycle.quantizer import TensorQuantizer, encode_bits
 from bitcycle.settings import SettingError
 
@@ -42,7 +42,6 @@ class QuantizedLayer(QuantizedProduct):
 
     weight: Any  # a Tensor; declared differently by PyTorch's layers
     bias: Any
-    fine_bits: Tensor
     computation: Computation | None = None
     """Alternative computation of the layer (compute=codes); not a submodule, as it refers to the layer."""
     weight_name: Any = "weight"
@@ -57,11 +56,8 @@ class QuantizedLayer(QuantizedProduct):
         self.activation_quantizer = options.activation(compile, context.signed)
         self.bias_quantizer = None if self.bias is None else options.bias(compile)
         self.input_gradient_quantizer = options.input_gradient(compile)
-        self.weight_gradient_quantizer = options.weight_gradient(compile)
         self.weight_quantizer.initialise(self.rows_of(self.weight))
         self.observed_bits, self.has_warned = set[int](), False
-        if options.fine_gradient_bits is not None:
-            self.register_state("fine_bits", torch.tensor(encode_bits(options.fine_gradient_bits)))
         self.look_again()
 
     def prepare_trace(self) -> None:
@@ -77,14 +73,11 @@ class QuantizedLayer(QuantizedProduct):
         state = self.precision
         if self.input_gradient_quantizer is not None:
             x = self.input_gradient_quantizer(x, state.gradient_bits, state.step_key, key)
-        return self.activation_quantizer(x, state.activation_bits), self.quantized_weight(key)
+        return self.activation_quantizer(x, state.activation_bits), self.quantized_weight()
 
-    def quantized_weight(self, key: Tensor) -> Tensor:
-        """The weight at the current bits; `key` is the noise key of this call."""
-        weight, state = self.weight, self.precision
-        if self.weight_gradient_quantizer is not None:
-            weight = self.weight_gradient_quantizer(weight, state.gradient_bits, state.step_key, key)
-        return self.rows_of(self.weight_quantizer(self.rows_of(weight), state.weight_bits))
+    def quantized_weight(self) -> Tensor:
+        """The weight at the current bits."""
+        return self.rows_of(self.weight_quantizer(self.rows_of(self.weight), self.precision.weight_bits))
 
     def rows_of(self, weight: Tensor) -> Tensor:
         """The weight with its output channels in dimension 0, as quantizers expect it; the function is its own inverse."""
@@ -139,11 +132,6 @@ class QuantizedLayer(QuantizedProduct):
         self.observed_bits.clear()
         super().restart()
 
-    def begin_step(self, new_epoch: bool) -> None:
-        """Let the weight's quantizer update before a training step."""
-        weight: Tensor = self.weight
-        self.weight_quantizer.begin_step(self.rows_of(weight.detach()), new_epoch)
-
     def quantized_product(self, x: Tensor, product: Product, *bias: Tensor | None) -> Tensor:
         """product(x, weight, bias) of the quantized operands, with quantized gradients; `bias`: in place of the layer's own."""
         return self.masked(product, lambda masked_product: self._product(x, masked_product, *bias))
@@ -153,28 +141,13 @@ class QuantizedLayer(QuantizedProduct):
             return product(x, self.weight, *(bias or (self.bias,)))
         if not self.adapted:
             self.adapt(x)
-        keys = self.call_keys()
+        key = self.call_key()
         if self.computation is not None and self.computation.accepts(x):
-            return self.computation(x, self.quantized_bias(*bias), keys.coarse)
+            return self.computation(x, self.quantized_bias(*bias), key)
         if self.weight_quantizer.has_blocks:
-            return block_product(product, x, self.weight, self.quantized_bias(*bias), copies_of(self, keys.coarse))
-        x, weight = self.quantized_operands(x, keys.coarse)
-        return self.multiply(product, x, weight, self.quantized_bias(*bias), keys)
-
-    def multiply(self, product: Product, x: Tensor, weight: Tensor, bias: Tensor | None, keys: NoiseKeys) -> Tensor:
-        """product(x, weight, bias) with a quantized gradient, in two copies if the quantizer requests a finer one."""
-        if keys.fine is None:
-            return self.quantize_gradient_of(product(x, weight, bias), keys.coarse)
-        bits = self.precision.gradient_bits
-        fine_bits = torch.where(bits > 0, self.fine_bits, 0)
-        return bifurcated(
-            product, x, weight, bias, self.rounding(bits, keys.coarse), self.rounding(fine_bits, keys.fine)
-        )
-
-    def rounding(self, bits: Tensor, key: Tensor) -> Rounding:
-        """The rounding of a gradient to `bits` with the noise of this step and `key`."""
-        step_key = self.precision.step_key
-        return lambda gradient: self.gradient_quantizer.quantize(gradient, bits, step_key, key)
+            return block_product(product, x, self.weight, self.quantized_bias(*bias), copies_of(self, key))
+        x, weight = self.quantized_operands(x, key)
+        return self.quantize_gradient_of(product(x, weight, self.quantized_bias(*bias)), key)
 
 
 class QuantizedLinear(QuantizedLayer, nn.Linear):

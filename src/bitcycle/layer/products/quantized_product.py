@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -17,17 +17,6 @@ from bitcycle.quantizer.autograd import backward_only
 from bitcycle.randomness import hash_bits, int32_key
 
 logger = logging.getLogger(__name__)
-
-
-class NoiseKeys(NamedTuple):
-    """The int32 noise keys of a call, besides the training step: for the gradient and for its finer copy."""
-
-    coarse: Tensor
-    fine: Tensor | None = None
-
-    def map(self, function: Callable[[Tensor], Tensor]) -> NoiseKeys:
-        """Apply a function to each key."""
-        return NoiseKeys(function(self.coarse), None if self.fine is None else function(self.fine))
 
 
 @dataclass(frozen=True)
@@ -67,29 +56,27 @@ class Noisy(HoldsTensors):
 
     precision: PrecisionState
     layer_key: Tensor
-    fine_key: Tensor | None = None
     call_count: Tensor
     call_step: Tensor
 
-    def hold_keys(self, key: str, fine: bool = False) -> None:
-        """Derive the keys from the name `key` of this module in the model."""
+    def hold_keys(self, key: str) -> None:
+        """Derive its noise key from the name `key` of this module in the model."""
         self.layer_number = int32_key("layer", key)
         self.register_state("layer_key", torch.tensor(self.layer_number, dtype=torch.int32))
         self.register_state("call_count", torch.zeros((), dtype=torch.int32))
         self.register_state("call_step", torch.zeros((), dtype=torch.int32))
-        if fine:
-            self.register_state("fine_key", torch.tensor(int32_key("layer", key, "fine"), dtype=torch.int32))
 
-    def call_keys(self, state: PrecisionState | None = None) -> NoiseKeys:
-        """The keys of this call; must be called once per call. `state` counts the calls; None: the module's own state."""
-        keys = NoiseKeys(self.layer_key, self.fine_key)
+    def call_key(self, state: PrecisionState | None = None) -> Tensor:
+        """The int32 noise key of this call, besides that of the training step; must be called once per call. `state` counts the
+        calls; None: the module's own state."""
+        key = self.layer_key
         if not torch.is_grad_enabled() or torch.compiler.is_exporting():
-            return keys
+            return key
         if torch.compiler.is_compiling():
             number = self._next_call_in_graph()
-            return keys.map(lambda key: torch.where(number > 0, hash_bits(number, key), key))
+            return torch.where(number > 0, hash_bits(number, key), key)
         count = (self.precision if state is None else state).next_call(self.layer_number)
-        return keys.map(lambda key: hash_bits(torch.full_like(key, count), key)) if count else keys
+        return hash_bits(torch.full_like(key, count), key) if count else key
 
     def _next_call_in_graph(self) -> Tensor:
         """The index of this call as a tensor, as a Python number would be a constant in a compiled graph."""
@@ -127,7 +114,7 @@ class QuantizedProduct(Quantized, Noisy):
             context.compile
         )
         self.name, self.observed_gradient_bits = context.key, {0}
-        self.hold_keys(context.key, fine=options.fine_gradient_bits is not None)
+        self.hold_keys(context.key)
         self.adapted = False
         self.precision.readers.add(self)
         self.register_load_state_dict_post_hook(_forget_preparation)

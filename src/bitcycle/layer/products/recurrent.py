@@ -18,7 +18,6 @@ freeze the other at zero), and in the noise.
 """
 
 from collections.abc import Callable
-from operator import itemgetter
 from typing import Any
 
 import torch
@@ -27,9 +26,9 @@ from torch import Tensor, nn
 from torch.nn.utils.rnn import PackedSequence
 
 from bitcycle.layer.compilation import refuse_tracing
-from bitcycle.layer.products.block_product import Rounding, block_product, copies_of
+from bitcycle.layer.products.block_product import block_product, copies_of
 from bitcycle.layer.products.quantized import CONVERSIONS, QuantizedLayer
-from bitcycle.layer.products.quantized_product import Context, NoiseKeys, Quantized
+from bitcycle.layer.products.quantized_product import Context, Quantized
 from bitcycle.quantizer import encode_bits
 from bitcycle.randomness import hash_bits
 from bitcycle.settings import SettingError
@@ -58,41 +57,36 @@ class RecurrentProduct(QuantizedLayer):
         """[gates], if the owner has biases."""
         return None if self.bias_name is None else getattr(self._owner[0], self.bias_name)
 
-    def quantized_weight(self, key: Tensor) -> Tensor:
+    def quantized_weight(self) -> Tensor:
         """The weight at the current bits; with block quantizers, the product quantizes it."""
-        return self.weight if self.weight_quantizer.has_blocks else super().quantized_weight(key)
+        return self.weight if self.weight_quantizer.has_blocks else super().quantized_weight()
 
     def adapt(self, x: Tensor) -> None:
         super().adapt(x.flatten(0, 1))
 
-    def product_of(self, x: Tensor, weight: Tensor, bias: Tensor | None, keys: NoiseKeys) -> Tensor:
+    def product_of(self, x: Tensor, weight: Tensor, bias: Tensor | None, keys: Tensor) -> Tensor:
         """x weight^T + bias of quantized operands, [T, N, features] -> [T, N, gates], with quantized gradients."""
         if self.weight_quantizer.has_blocks:
-            return block_product(F.linear, x, weight, bias, copies_of(self, keys.coarse[0]))
-        return self.multiply(F.linear, x, weight, bias, keys)
+            return block_product(F.linear, x, weight, bias, copies_of(self, keys[0]))
+        return self.quantize_gradient_of(F.linear(x, weight, bias), keys)
 
     def quantize_gradient_of(self, y: Tensor, key: Tensor) -> Tensor:
         state = self.precision
         return self.gradient_quantizer.quantize_sequence(y, state.gradient_bits, state.step_key, key)
 
-    def rounding(self, bits: Tensor, key: Tensor) -> Rounding:
-        step_key = self.precision.step_key
-        return lambda gradient: self.gradient_quantizer.quantize_steps(gradient, bits, step_key, key)
-
-    def quantized_inputs(self, x: Tensor, keys: NoiseKeys) -> Tensor:
+    def quantized_inputs(self, x: Tensor, keys: Tensor) -> Tensor:
         """x [T, N, features] quantized separately per time step; with block quantizers, the product quantizes it."""
         state = self.precision
         if self.activation_quantizer.has_blocks:
             return x
         if self.input_gradient_quantizer is not None:
-            x = self.input_gradient_quantizer.quantize_sequence(x, state.gradient_bits, state.step_key, keys.coarse)
+            x = self.input_gradient_quantizer.quantize_sequence(x, state.gradient_bits, state.step_key, keys)
         return self.activation_quantizer.quantize_sequence(x, state.activation_bits)
 
 
-def step_keys(call: NoiseKeys, steps: int) -> NoiseKeys:
-    """The keys [T] of the time steps of a call; those of the call itself are for the gradient of the weight, which they share."""
-    numbers = torch.arange(steps, dtype=torch.int32, device=call.coarse.device)
-    return call.map(lambda key: hash_bits(numbers, key))
+def step_keys(call: Tensor, steps: int) -> Tensor:
+    """The keys [T] of the time steps of a call."""
+    return hash_bits(torch.arange(steps, dtype=torch.int32, device=call.device), call)
 
 
 class InputProduct(RecurrentProduct):
@@ -102,8 +96,7 @@ class InputProduct(RecurrentProduct):
         """[T, N, features] -> [T, N, gates]."""
         if not self.adapted:
             self.adapt(x)
-        call = self.call_keys()
-        keys, weight, bias = step_keys(call, len(x)), self.quantized_weight(call.coarse), self.quantized_bias()
+        keys, weight, bias = step_keys(self.call_key(), len(x)), self.quantized_weight(), self.quantized_bias()
         y = self.product_of(self.quantized_inputs(x, keys), weight, bias, keys)
         return self.precision.refuse_changes(y, self.look_at_gradient)
 
@@ -126,7 +119,7 @@ class HiddenProduct(RecurrentProduct):
         else:
             self.adapt(self.weight.new_zeros(1, 1, self.weight.shape[1]))
 
-    def forward(self, h: Tensor, weight: Tensor, bias: Tensor | None, keys: NoiseKeys) -> Tensor:
+    def forward(self, h: Tensor, weight: Tensor, bias: Tensor | None, keys: Tensor) -> Tensor:
         """h [N, H] -> [N, gates]; weight and bias are quantized, once for all time steps."""
         h = self.quantized_inputs(h.unsqueeze(0), keys)
         return self.product_of(h, weight, bias, keys).squeeze(0)
@@ -212,11 +205,10 @@ class QuantizedRecurrent(Quantized, nn.RNNBase):
         reverse = place.endswith("_reverse")
         of_input = inputs(x.flip(0) if reverse else x)
         hidden.adapt_to(lambda: self._in_float(of_input, hidden, state)[:-1])
-        call = hidden.call_keys()
-        keys, weight, bias = step_keys(call, len(x)), hidden.quantized_weight(call.coarse), hidden.quantized_bias()
+        keys, weight, bias = step_keys(hidden.call_key(), len(x)), hidden.quantized_weight(), hidden.quantized_bias()
         outputs = []
         for t, gates in enumerate(of_input.unbind(0)):
-            of_hidden = hidden(state[0], weight, bias, keys.map(itemgetter(slice(t, t + 1))))
+            of_hidden = hidden(state[0], weight, bias, keys[t : t + 1])
             state = self.step(gates, of_hidden, state)
             outputs.append(state[0])
         return torch.stack(outputs[::-1] if reverse else outputs), state

@@ -127,7 +127,7 @@ def test_nearest_key_knows_abbreviations():
     assert "'training.optimizer.weight_decay'" in nearest_key("optim.wd")
     assert "'training.batch_size'" in nearest_key("train.bs")
     assert "did you mean" not in nearest_key("xyzzy")
-    assert "hardware" not in nearest_key("training.amp")  # not array_pj for its initials
+    assert "hardware" not in nearest_key("training.amp")
 
 
 def test_tab_completion_completes_groups(tmp_path):

@@ -12,15 +12,17 @@ from torch import nn
 
 from bitcycle.hardware import (
     CONVENTIONS,
-    FLOAT_PRECISION,
     HARDWARE,
     BitFusion,
     BitOps,
     CostMeter,
     Workload,
     Zc706,
+    bitfusion,
     trace,
 )
+from bitcycle.hardware.bitfusion import ARRAY
+from bitcycle.hardware.gemm import Energy
 from bitcycle.layer import quantize_model
 from bitcycle.precision import Precision
 from bitcycle.quantizer import Mx
@@ -30,11 +32,11 @@ from tests.hardware_models_cases import three_layers
 P8, P4 = Precision(8, 8, 8), Precision(4, 4, 8)
 
 
-FAST = {"dram_bits_per_cycle": 2**40, "dram_pj": 0.0, "input_read_pj": 0.0, "input_write_pj": 0.0}
-
-
-FAST |= {"weight_read_pj": 0.0, "weight_write_pj": 0.0, "output_read_pj": 0.0, "output_write_pj": 0.0}
-"""Bit Fusion without memory: cycles are those of the array, plus one to fill and one to drain for each product."""
+@pytest.fixture
+def fast(monkeypatch) -> BitFusion:
+    """Bit Fusion without memory: cycles are those of the array, plus one to fill and one to drain for each product."""
+    monkeypatch.setattr(bitfusion, "ARRAY", ARRAY._replace(bandwidth=2**40, energy=Energy(1000.0, *[0.0] * 7)))
+    return BitFusion()
 
 
 CONV, GROUPED, LINEAR = 64 * 16 * 27, 16 * 32 * 4 * 9, 320
@@ -64,8 +66,8 @@ def test_counts_of_single_operations_by_hand(network):
     assert board.latency_layers[1].total == pytest.approx(work / 16 / (128 * 2e8), rel=1e-14)
 
 
-def test_counts_of_single_operations_on_the_array_by_hand(network):
-    cost = BitFusion(**FAST).cost(network, {P8: 8}, P8, {"2": {Precision(4, 2, 6): 3, P8: 1}})
+def test_counts_of_single_operations_on_the_array_by_hand(network, fast):
+    cost = fast.cost(network, {P8: 8}, P8, {"2": {Precision(4, 2, 6): 3, P8: 1}})
     # 2 x 4 bits pack 8, 6 x 4 and 2 x 6 bits pack 2 and 4: ceil(36/128), ceil(72/32) and ceil(64/64) rows
     mixed = [4 * 16 * 1 + 8, 4 * 64 * 3 + 8, 4 * 9 * 1 + 8]
     at_8 = [4 * 16 * 3 + 8, 4 * 64 * 5 + 8, 4 * 9 * 4 + 8]
@@ -73,7 +75,7 @@ def test_counts_of_single_operations_on_the_array_by_hand(network):
     assert found == [3 * low + high for low, high in zip(mixed, at_8)]
 
 
-def test_a_backward_pass_at_the_bits_of_gradients_has_their_operands_throughout():
+def test_a_backward_pass_at_the_bits_of_gradients_has_their_operands_throughout(fast):
     """Weights of 8 and activations of 6 bits, and 4 of both in the backward pass, each with a quarter of a bit of scale."""
     model = quantize_model(
         nn.Sequential(nn.Linear(64, 64), nn.Linear(64, 32)), Mx(backward_bits="gradient"), float_layers=[]
@@ -86,8 +88,7 @@ def test_a_backward_pass_at_the_bits_of_gradients_has_their_operands_throughout(
     latencies = dataclasses.astuple(Zc706().cost(network, histogram, P8).latency_layers[1])[1:]
     assert latencies == pytest.approx([3 * 2048 * bits / 16 / (128 * 2e8) for bits in (8 + 6, 4 + 4, 4 + 4)])
     low, mixed = (
-        BitFusion(**FAST).cost(network, {bits: 3}, P8).latency_layers[1]
-        for bits in (Precision(4, 4, 4), Precision(8, 6, 4))
+        fast.cost(network, {bits: 3}, P8).latency_layers[1] for bits in (Precision(4, 4, 4), Precision(8, 6, 4))
     )
     assert (mixed.error, mixed.weight_gradient) == (low.error, low.weight_gradient)
     assert mixed.forward > low.forward
@@ -149,7 +150,7 @@ def test_costs_add_up(first, second):
     network = trace(three_layers(), torch.zeros(2, 3, 8, 8))
     both = {p: first.get(p, 0) + second.get(p, 0) for p in {*first, *second}}
     for kind in (BitOps, BitFusion, Zc706):
-        options = kind(float_layers="schedule")
+        options = kind(convention="better")
         costs = [options.cost(network, histogram, P8) for histogram in (first, second, both)]
         exact = [sum(layer.total for layer in cost.layers) for cost in costs]
         assert exact[0] + exact[1] == exact[2]
@@ -172,15 +173,6 @@ def test_it_does_not_matter_how_many_samples_were_traced(name):
     alone, together = (trace(model, torch.zeros(samples, 3, 8, 8)) for samples in (1, 6))
     cost = [HARDWARE[name]().cost(network, {P8: 12}, P8) for network in (alone, together)]
     assert cost[0] == cost[1]
-
-
-def test_samples_that_run_together_share_their_weights(network):
-    alone, batched = (BitFusion(batch=batch).cost(network, {P8: 64}, P8) for batch in (1, 64))
-    assert batched.dram_bits < alone.dram_bits
-    assert batched.gbitops == alone.gbitops
-    fully_connected = trace(nn.Linear(512, 512), torch.zeros(1, 512))
-    slow, fast = (BitFusion(batch=batch).cost(fully_connected, {FLOAT_PRECISION: 64}, P8) for batch in (1, 64))
-    assert fast.energy_j < slow.energy_j / 5
 
 
 # ------------------------------------------------------------------------------------------------------------ bad input
@@ -208,8 +200,6 @@ def test_counts_that_contradict_each_other_are_refused(network):
 
 
 def test_wrong_settings_are_refused():
-    for wrong in ({"preset": "fractrian"}, {"wgrad": "exact"}, {"rows": 0}, {"array_layers": "float"}, {"batch": 0}):
+    for wrong in ({"preset": "fractrian"}, {"count": "exact"}, {"convention": "papers"}, {"run_samples": 0}):
         with pytest.raises(SettingError, match=next(iter(wrong))):
             BitFusion(**wrong)
-    with pytest.raises(SettingError, match="lanes=0"):
-        Zc706(lanes=0)

@@ -21,8 +21,11 @@ from bitcycle.hardware import (
     TensorCore,
     Workload,
     Zc706,
+    bitfusion,
     trace,
 )
+from bitcycle.hardware.bitfusion import ARRAY
+from bitcycle.hardware.gemm import Energy
 from bitcycle.layer import quantize_model
 from bitcycle.precision import Precision
 from tests.hardware_models_cases import three_layers
@@ -30,11 +33,11 @@ from tests.hardware_models_cases import three_layers
 P8, P4 = Precision(8, 8, 8), Precision(4, 4, 8)
 
 
-FAST = {"dram_bits_per_cycle": 2**40, "dram_pj": 0.0, "input_read_pj": 0.0, "input_write_pj": 0.0}
-
-
-FAST |= {"weight_read_pj": 0.0, "weight_write_pj": 0.0, "output_read_pj": 0.0, "output_write_pj": 0.0}
-"""Bit Fusion without memory: cycles are those of the array, plus one to fill and one to drain for each product."""
+@pytest.fixture
+def fast(monkeypatch) -> BitFusion:
+    """Bit Fusion without memory: cycles are those of the array, plus one to fill and one to drain for each product."""
+    monkeypatch.setattr(bitfusion, "ARRAY", ARRAY._replace(bandwidth=2**40, energy=Energy(1000.0, *[0.0] * 7)))
+    return BitFusion()
 
 
 CONV, GROUPED, LINEAR = 64 * 16 * 27, 16 * 32 * 4 * 9, 320
@@ -102,7 +105,7 @@ def test_peak_rates_of_three_layers_by_hand(network, device, at_4, at_8, at_16):
     assert cost.summary()["latency_peak_rates_s"] == cost.latency_s
 
 
-def test_array_cycles_of_three_layers_by_hand(network):
+def test_array_cycles_of_three_layers_by_hand(network, fast):
     """Per product m * ceil(n / 32) * ceil(k / (16 packed)) cycles, and one more to fill and one to drain."""
     at_8 = {
         # moving operand m, groups of output channels, rows of the reduction
@@ -112,8 +115,7 @@ def test_array_cycles_of_three_layers_by_hand(network):
     }
     products = {"0": 2, "2": 4 * 3, "5": 3}
     cycles = sum(map(sum, at_8.values())) + 2 * sum(products.values())
-    hardware = BitFusion(**FAST, wgrad="kernel_map")
-    cost = hardware.cost(network, {P8: 7}, P8)
+    cost = fast.cost(network, {P8: 7}, P8)
     assert cost.latency_s == 7 * cycles / 5e8
     found = {layer.name: [round(5e8 / 7 * x) for x in dataclasses.astuple(layer)[1:]] for layer in cost.latency_layers}
     groups = {"0": 1, "2": 4, "5": 1}
@@ -124,14 +126,14 @@ def test_array_cycles_of_three_layers_by_hand(network):
     assert cost.latency_parts == {"compute": 7 * computing / 5e8, "memory": 7 * (cycles - computing) / 5e8}
     # 4 x 4 bits: forward packs four times as many numbers into a row, the backward products (8 x 4) twice as many
     at_4 = {"0": [64, 0, 9 * 6], "2": [4 * 16, 4 * 64 * 3, 4 * 9 * 2], "5": at_8["5"]}
-    low = hardware.cost(network, {P4: 7}, P8)
+    low = fast.cost(network, {P4: 7}, P8)
     assert low.latency_s == 7 * (sum(map(sum, at_4.values())) + 2 * sum(products.values())) / 5e8
     assert low.latency_relative_to_static == pytest.approx(low.latency_s / cost.latency_s, rel=1e-15)
 
 
-def test_outer_product_weight_gradient_by_hand(network):
+def test_outer_product_weight_gradient_by_hand(network, fast):
     """(K^2 C_in, C_out, 1, positions): 27 rows of 64 positions, and in each group 36 rows of 16."""
-    cost = BitFusion(**FAST, wgrad="outer_product").cost(network, {P8: 1}, P8)
+    cost = dataclasses.replace(fast, preset="synthesised").cost(network, {P8: 1}, P8)
     gradients = [layer.weight_gradient * 5e8 for layer in cost.latency_layers]
     assert gradients == pytest.approx([27 * 4 + 2, 4 * (36 * 1 + 2), 16 * 32 + 2], abs=1e-6)
 
@@ -158,23 +160,25 @@ FULL_RUNS = {  # cost-models, section 2.4: cycles, Mbit and mJ of an image, minu
 
 
 @pytest.mark.parametrize("name", FULL_RUNS)
-def test_full_runs_of_cifar_networks(name):
+def test_full_runs_of_cifar_networks(name, monkeypatch):
     from bitcycle.model import MODELS
     from bitcycle.shapes import ImageShape
 
     model = MODELS[name]().build(ImageShape(3, 32, 10))
     network = trace(quantize_model(model, "sbm"), torch.zeros(1, 3, 32, 32))
     cycles, megabits, millijoules, minutes, kilojoules = FULL_RUNS[name]
-    image = BitFusion(convention="fractrain", images="actual").cost(network, {P8: 1}, P8)
+    image = BitFusion(convention="fractrain", run_samples=PUBLISHED_IMAGES).cost(network, {P8: 1}, P8)
     assert image.latency_s * 5e8 == pytest.approx(cycles, abs=1e-3)
     assert image.dram_bits / 1e6 == pytest.approx(megabits, abs=0.05)
     assert image.energy_j * 1e3 == pytest.approx(millijoules, abs=5e-5)
     run = BitFusion(convention="fractrain").cost(network, {P8: 1}, P8)
     assert run.latency_s / 60 == pytest.approx(minutes, abs=5e-3)
     assert run.energy_j / 1e3 == pytest.approx(kilojoules, abs=5e-4)
-    synthesised = BitFusion(convention="fractrain", array_pj=235.104).cost(network, {P8: 1}, P8)
+    monkeypatch.setitem(bitfusion.ARRAY_PJ, "fractrain", 235.104)
+    synthesised = BitFusion(convention="fractrain").cost(network, {P8: 1}, P8)
     assert synthesised.average_power_w == pytest.approx(1.57, abs=0.01)
-    outer = BitFusion(convention="fractrain", wgrad="outer_product").cost(network, {P8: 1}, P8)
+    monkeypatch.setitem(bitfusion.ARRAY_PJ, "synthesised", 1000.0)
+    outer = BitFusion(convention="fractrain", preset="synthesised").cost(network, {P8: 1}, P8)
     assert outer.latency_s / run.latency_s == pytest.approx(0.87, abs=0.01)
     assert outer.energy_j / run.energy_j == pytest.approx(0.88, abs=0.01)
 
@@ -184,11 +188,11 @@ def test_full_runs_of_cifar_networks(name):
 
 def test_published_images_stand_for_the_whole_run(network):
     for kind in HARDWARE.values():
-        whole = kind(images="published").cost(network, {P8: 640}, P8)
-        actual = kind().cost(network, {P8: PUBLISHED_IMAGES}, P8)
+        whole = kind(convention="cpt").cost(network, {P8: 640}, P8)
+        actual = kind(convention="cpt").cost(network, {P8: PUBLISHED_IMAGES}, P8)
         assert whole.gbitops == actual.gbitops
         assert (whole.energy_j, whole.latency_s) == (actual.energy_j, actual.latency_s)
-        half = kind(images="published", run_samples=640).cost(network, {P8: 320}, P8)
+        half = kind(convention="cpt", run_samples=640).cost(network, {P8: 320}, P8)
         assert half.gbitops == pytest.approx(whole.gbitops / 2, rel=1e-15)
         assert half.relative_to_static == 1
 
@@ -204,8 +208,7 @@ def test_what_each_count_adds():
         "with_bn_relu": macs + 2 * batch_norm + relu + pool_in,
     }
     for count, operations in expected.items():
-        options = {"count": count, "float_layers": "schedule", "input_gradient": "all"}
-        cost = BitOps(**options).cost(network, {P4: 5}, P8)
+        cost = BitOps(convention="better", count=count).cost(network, {P4: 5}, P8)
         assert cost.gbitops * 1e9 == pytest.approx(5 * operations * (16 + 32 + 32), rel=1e-15)
         assert sum(layer.total for layer in cost.layers) == 5 * operations * 80  # exact, also of two traced samples
         assert cost.compute_percentage == pytest.approx(100 * 80 / 3072)
@@ -220,29 +223,18 @@ def test_only_products_with_a_weight(network):
     assert added * 1e9 == pytest.approx(1000 * (16 + 32 + 32))
 
 
-def test_forward_passes_only(network):
-    for kind in (BitOps, BitFusion, Zc706):
-        cost, full = kind(passes="forward").cost(network, {P4: 1}, P8), kind().cost(network, {P4: 1}, P8)
-        assert cost.layers[0].forward == full.layers[0].forward
-        assert {layer.error + layer.weight_gradient for layer in cost.layers} == {0}
-        if full.latency_s is not None:
-            assert cost.latency_s == pytest.approx(sum(layer.forward for layer in full.latency_layers), rel=1e-14)
-
-
 def test_float_layers_at_the_bits_of_the_schedule(network):
-    float32, schedule = (BitOps(float_layers=rule).cost(network, {P4: 1}, P8) for rule in ("float32", "schedule"))
+    float32, schedule = (BitOps(convention=name).cost(network, {P4: 1}, P8) for name in ("actual", "better"))
     assert float32.layers[2].forward == LINEAR * 1024
     assert schedule.layers[2].forward == LINEAR * 16
-    assert Zc706(float_layers="schedule").cost(network, {P4: 1}, P8).latency_layers[2].forward == LINEAR / (2 * 25.6e9)
+    assert Zc706(convention="better").cost(network, {P4: 1}, P8).latency_layers[2].forward == LINEAR / (2 * 25.6e9)
 
 
 def test_layers_on_the_array(network):
     full = BitFusion().cost(network, {P8: 1}, P8)
-    quantized = BitFusion(array_layers="quantized").cost(network, {P8: 1}, P8)
-    fractrain = BitFusion(convention="fractrain", images="actual").cost(network, {P8: 1}, P8)
+    fractrain = BitFusion(convention="fractrain", run_samples=PUBLISHED_IMAGES).cost(network, {P8: 1}, P8)
     assert [layer.name for layer in full.energy_layers] == ["0", "2", "5"]
-    assert [layer.name for layer in quantized.energy_layers] == ["0", "2"]
-    assert fractrain.energy_layers == quantized.energy_layers
+    assert [layer.name for layer in fractrain.energy_layers] == ["0", "2"]
 
 
 def test_fixed_bits_do_not_follow_the_schedule():
@@ -260,10 +252,9 @@ def test_fixed_bits_do_not_follow_the_schedule():
 def test_every_convention_decides_every_rule():
     for convention in CONVENTIONS:
         options = BitOps(convention=convention)
-        for rule in ("count", "images", "float_layers", "input_gradient", "passes"):
+        for rule in ("count", "images", "float_layers", "input_gradient"):
             assert options.rule(rule) == CONVENTIONS[convention][rule]
-            for value in next(f for f in dataclasses.fields(BitOps) if f.name == rule).metadata["choices"]:
-                assert BitOps(convention=convention, **{rule: value}).rule(rule) == value
+        assert BitOps(convention=convention, count="with_bn").rule("count") == "with_bn"
 
 
 def test_all_stands_side_by_side(network):

@@ -174,7 +174,7 @@ def test_every_cost_model_costs_every_kind(name):
     workload = trace(module, *inputs, samples=1)
     p4, p8 = Precision(4, 4, 8), Precision(8, 8, 8)
     for kind in (BitOps, BitFusion, Zc706):
-        low, high = (kind(float_layers="schedule", convention="cpt").cost(workload, {p: 1}, p8) for p in (p4, p8))
+        low, high = (kind(convention="cpt").cost(workload, {p: 1}, p8) for p in (p4, p8))
         assert (low.gbitops < high.gbitops) == (sum(expected.values()) > 0)
         if low.latency_s is not None:
             assert low.latency_s <= high.latency_s * 1.6  # padded rows may take longer in such small products
@@ -242,7 +242,7 @@ def test_a_bilinear_layer_has_an_error_product_for_each_input(learned, errors):
 
 def test_attention_of_a_quantized_model_is_charged_for_activations():
     network = trace(Function(lambda x: x @ x.T), image(B, 5))
-    cost = BitOps(float_layers="schedule", input_gradient="all").cost(network, {Precision(2, 4, 8): B}, FLOAT_PRECISION)
+    cost = BitOps(convention="better", count="conv_linear").cost(network, {Precision(2, 4, 8): B}, FLOAT_PRECISION)
     assert cost.layers[0].forward == B * B * 5 * 4 * 4
     assert cost.layers[0].error == B * B * 5 * 4 * 8
 

@@ -64,8 +64,8 @@ def test_unknown_arithmetic_is_named_and_counts_as_float(name):
     assert workload.macs == macs
     assert {operation.kind for operation in workload.operations} == {"unknown"}
     assert all(operation.is_float for operation in workload.operations)
-    for rule in ("float32", "schedule"):
-        cost = BitOps(float_layers=rule).cost(workload, {Precision(2, 2, 2): B}, FLOAT_PRECISION)
+    for convention in ("actual", "better"):
+        cost = BitOps(convention=convention).cost(workload, {Precision(2, 2, 2): B}, FLOAT_PRECISION)
         assert sum(layer.forward for layer in cost.layers) == macs * 1024
 
 

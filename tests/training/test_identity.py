@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
-import pytest
+from dataclasses import asdict
 
+import pytest
+from omegaconf import OmegaConf
+
+from bitcycle.training.finished_run import read_run_config
 from bitcycle.training.naming import run_hash, run_path
 from tests.conftest import configure
 
@@ -79,3 +83,13 @@ def test_a_new_default_names_its_runs_anew_and_leaves_old_names_to_old_runs():
     options = ("schedule=hlhlp", "quantizer=uniform_l2")
     assert run_hash(configure(*options, "schedule.later_length=1")) == "3cc3cd8c9e"
     assert run_hash(configure(*options)) != run_hash(configure(*options, "schedule.later_length=1"))
+
+
+def test_recorded_settings_that_no_longer_exist_are_left_out(digits):
+    run = digits("schedule=RTH")
+    recorded = OmegaConf.create(asdict(run.config))
+    recorded.quantizer.bifurcate = None
+    recorded.schedule.range_test.start_bits = 2
+    run.folder.path.mkdir(parents=True)
+    run.folder.config.write_text(OmegaConf.to_yaml(recorded))
+    assert asdict(read_run_config(run.folder)) == asdict(run.config)

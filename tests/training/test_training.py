@@ -208,7 +208,7 @@ def test_float_baseline_is_the_plain_model(digits):
     trainer = Trainer(digits("quantizer=none"), CPU)
     assert not any("quantizer" in name for name, _ in trainer.model.named_modules())
     assert trainer.controller.schedule(0) == Precision(32, 32, 32)
-    assert digits("quantizer=none", "hardware.float_layers=schedule").cost().relative_to_static == 3072 / 192
+    assert digits("quantizer=none", "hardware.convention=better").cost().relative_to_static == 3072 / 192
 
 
 def test_epochs_and_steps_are_two_ways_to_say_the_same(digits):

@@ -16,12 +16,12 @@ PASSES = ("forward", "error", "weight_gradient")
 PUBLISHED_IMAGES = 64_000 * 128
 """Images that CPT and FracTrain count for every CIFAR and ImageNet run (cost-models, inferred from their tables)."""
 
-_RULES = ("count", "images", "float_layers", "input_gradient", "passes")
+_RULES = ("count", "images", "float_layers", "input_gradient")
 _CONVENTIONS = {
-    "actual": ("conv_linear", "actual", "float32", "needed", "all"),
-    "better": ("weights_only", "actual", "schedule", "all", "all"),
-    "cpt": ("with_bn", "published", "schedule", "all", "all"),
-    "fractrain": ("with_bn_relu", "published", "schedule", "all", "all"),
+    "actual": ("conv_linear", "actual", "float32", "needed"),
+    "better": ("weights_only", "actual", "schedule", "all"),
+    "cpt": ("with_bn", "published", "schedule", "all"),
+    "fractrain": ("with_bn_relu", "published", "schedule", "all"),
 }
 CONVENTIONS = {name: dict(zip(_RULES, values)) for name, values in _CONVENTIONS.items()}
 """Paper -> its counting rules: operations, number of images, bits of float layers, and layers with an error product."""
@@ -131,36 +131,13 @@ class HardwareOptions(Settings):
         "weights_and_norm (its graphs), with_bn (CPT: and pooling), with_bn_relu (FracTrain); null: by convention",
         choices=("conv_linear", "weights_only", "weights_and_norm", "with_bn", "with_bn_relu"),
     )
-    images: Optional[str] = setting(
-        None,
-        "training samples counted: actual, or published (CPT table 3, FracTrain tables 2 to 4: 64,000 x 128 = 8.192e6 for the "
-        "whole run on any dataset); null: by convention",
-        choices=("actual", "published"),
-    )
     run_samples: Optional[int] = setting(
-        None, "training samples of the whole run, which images=published counts as 8.192e6; null: as planned", minimum=1
-    )
-    float_layers: Optional[str] = setting(
-        None,
-        "bits counted for layers that are not quantized: float32, or as scheduled (all papers); null: by convention",
-        choices=("float32", "schedule"),
-    )
-    input_gradient: Optional[str] = setting(
-        None,
-        "error products counted: needed ones only, or also the first layer's (as in all papers); null: by convention",
-        choices=("needed", "all"),
-    )
-    passes: Optional[str] = setting(
-        None,
-        "all: forward, error and weight gradient; forward: only that (other reading of Better Schedules, section 4.1); "
-        "null: by convention",
-        choices=("all", "forward"),
+        None, "training samples of the whole run, which the papers count as 8.192e6; null: as planned", minimum=1
     )
 
     def rule(self, name: str) -> str:
-        """Value of a rule of CONVENTIONS: the option if it is set, else the value of the convention."""
-        chosen: str | None = getattr(self, name)
-        return CONVENTIONS[self.convention][name] if chosen is None else chosen
+        """Value of a rule of CONVENTIONS: `count` if it is set, else the value of the convention."""
+        return self.count if name == "count" and self.count else CONVENTIONS[self.convention][name]
 
     def widths_of(self, operation: Operation, scheduled: Precision) -> Widths:
         """Bits per element of the operands, with their share of a scale; both operands of a matmul are activations."""

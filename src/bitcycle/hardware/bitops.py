@@ -62,7 +62,6 @@ class BitOps(HardwareOptions):
             counted = counts.histogram.items()
             forward = elements * sum(samples * p.weight * p.activation for p, samples in counted)
             backward = elements * sum(samples * p.activation * p.gradient for p, samples in counted)
-            backward = backward if self.rule("passes") == "all" else 0
             layers.append(LayerCost("(elementwise)", *(_exact(part * scale) for part in (forward, backward, backward))))
         return layers
 
@@ -78,9 +77,8 @@ class BitOps(HardwareOptions):
         cost_of_mac: Callable[[Any, Any], Any],
     ) -> list[Any]:
         """Cost of each pass of an operation: multiply-accumulates times the cost of one, by the `widths` of its operands."""
-        backward = self.rule("passes") == "all"
         errors = max(operation.input_gradients, self.rule("input_gradient") == "all")
-        counted = (1, backward * errors, backward * operation.needs_weight_gradient)
+        counted = (1, errors, operation.needs_weight_gradient)
         sums: list[Any] = [0, 0, 0]
         for scheduled, samples in histogram.items():
             w, a, _ = widths(operation, scheduled)

@@ -27,8 +27,6 @@ from typing import Any, Generic, NamedTuple, TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
-from bitcycle.settings import SettingError
-
 Numbers = NDArray[Any]
 """One integer per candidate tiling: int64, or Python integers where int64 would overflow."""
 
@@ -102,16 +100,12 @@ def energy_pj(usage: Usage[Any], energy: Energy) -> dict[str, Any]:
 def cheapest(gemm: Gemm, array: Array) -> Usage[int]:
     """The usage of the tiling with the fewest cycles and, among those, the least energy; exact.
 
-    Taps are not tiled, as in the source, unless those of one channel do not fit a buffer; then they count as channels. Raises
-    SettingError for buffers that cannot hold a tile of one element.
+    Taps are not tiled, as in the source, unless those of one channel do not fit a buffer; then they count as channels.
     """
     tiles = _tiles(gemm, array)
     if not tiles.shape[1]:
         gemm = gemm._replace(c=gemm.c * gemm.t, t=1)
         tiles = _tiles(gemm, array)
-    if not tiles.shape[1]:
-        remedy = "use larger buffers or fewer rows and columns"
-        raise SettingError("weight_buffer_kib", array.weight_buffer // 8192, "the array needs more buffer", remedy)
     found = [_best(_usage(gemm, array, tiles, order), array.energy) for order in permutations("mnc")]
     return min(found)[1]
 

@@ -39,6 +39,10 @@ class LatencyModel(BitOps):
         return sum((part for parts in passes for part in parts), Fraction(0)), tuple(layers)
 
 
+LANES, CLOCK_HZ = 128, Fraction(200_000_000)
+"""Parallel 8-bit multipliers of the board, fitted to CPT's table 2, and the clock frequency assumed with them."""
+
+
 @dataclass
 class Zc706(LatencyModel):
     """Latency on CPT's FPGA board, a Xilinx ZC706, in addition to bit operations; no energy.
@@ -53,11 +57,9 @@ class Zc706(LatencyModel):
     """
 
     name: str = "zc706"
-    lanes: int = setting(128, "parallel 8-bit multipliers (fitted to CPT's table 2)", minimum=1)
-    clock_hz: float = setting(2e8, "clock frequency in Hz (assumed with the lanes)", minimum=1)
 
     def mac_seconds(self, bits: int, other_bits: int) -> Fraction:
-        return (bits + other_bits) / (16 * self.lanes * Fraction(self.clock_hz))
+        return (bits + other_bits) / (16 * LANES * CLOCK_HZ)
 
 
 RATES: dict[str, dict[int, float]] = {

@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 import torch.nn.functional as F
-from omegaconf import OmegaConf
+from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
@@ -74,12 +74,24 @@ def read_run_config(folder: RunFolder, data_root: str | None = None) -> RunConfi
     try:
         loaded: Any = OmegaConf.load(folder.config)
         kinds = {group: OmegaConf.structured(options[loaded[group].name].kind) for group, options in GROUPS.items()}
-        merged: Any = OmegaConf.merge(OmegaConf.structured(RunConfig), kinds, loaded)
+        declared: Any = OmegaConf.merge(OmegaConf.structured(RunConfig), kinds)
+        _remove_former(loaded, declared)
+        merged: Any = OmegaConf.merge(declared, loaded)
         config = read_config(merged)
     except (OSError, KeyError, AttributeError, OmegaConfBaseException, SettingError) as error:
         problem = f"{folder.config} cannot be read ({type(error).__name__}: {error})"
         raise RunError(f"{problem}. Give the folder of a finished run; its name ends with seed=N.") from error
     return config if data_root is None else replace(config, data_root=data_root)
+
+
+def _remove_former(config: DictConfig, declared: DictConfig) -> None:
+    """Remove the settings of a recorded run that no longer exist, which no recorded run had set."""
+    for name in list(config):
+        value, known = config.get(name), declared.get(name)
+        if name not in declared.keys():  # noqa: SIM118  (`in` does not find those without a default)
+            del config[name]
+        elif isinstance(value, DictConfig) and isinstance(known, DictConfig):
+            _remove_former(value, known)
 
 
 def load_run(path: str | Path, data_root: str | None = None, phase: int | None = None) -> FinishedRun:

@@ -81,21 +81,20 @@ def test_a_launcher_of_others_that_fails_is_no_bug_of_ours(command, monkeypatch,
     assert "hydra_submitit_launcher" in err and "srun" in err and "bug" not in err
 
 
-@pytest.mark.parametrize("device", ["cuda:1", "cuda", "mps"])
-def test_devices_that_are_not_there(device):
-    if (device == "mps" and torch.backends.mps.is_available()) or ("cuda" in device and torch.cuda.is_available()):
-        pytest.skip("this machine has one")
+@pytest.mark.parametrize("device", ["cuda:1", "cuda", "mps", "xpu"])
+def test_devices_that_are_not_there(device, monkeypatch):
+    monkeypatch.setattr(torch.accelerator, "current_accelerator", lambda check_available: None)
     with pytest.raises(RunError, match=f"training.device={device}, but PyTorch sees no"):
         choose_device(device)
 
 
 def test_second_gpu(monkeypatch):
     chosen = []
-    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
-    monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
-    monkeypatch.setattr(torch.cuda, "set_device", chosen.append)
+    monkeypatch.setattr(torch.accelerator, "current_accelerator", lambda check_available: torch.device("cuda"))
+    monkeypatch.setattr(torch.accelerator, "device_count", lambda: 2)
+    monkeypatch.setattr(torch.accelerator, "set_device_index", chosen.append)
     assert choose_device("cuda:1") == torch.device("cuda") == choose_device("auto") and chosen == [1]
-    with pytest.raises(RunError, match="sees 2 GPUs, numbered from 0"):
+    with pytest.raises(RunError, match="sees 2 devices of this kind, numbered from 0"):
         choose_device("cuda:2")
 
 

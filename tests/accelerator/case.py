@@ -6,14 +6,15 @@ import collections
 import json
 import logging
 import traceback
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 
-from bitcycle.training import run as running
+from bitcycle.doctor.numerics import numerics_findings
 from bitcycle.training.loop import Trainer
 from bitcycle.training.run import execute
 from tests.accelerator.pretended import DEVICE, start
@@ -82,9 +83,8 @@ class Watched:
 
 def outcome(overrides: Sequence[str], folder: Path) -> dict[str, Any]:
     """What a run with these settings did: `error` (None: none), `differs` after a resume, `steady` steps, `found` in them."""
-    device = start()
+    start()
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(running, "choose_device", lambda name: device)
         watched = Watched(patch)
         try:
             settings = with_made_data(list(overrides), folder, patch)
@@ -105,8 +105,13 @@ def outcome(overrides: Sequence[str], folder: Path) -> dict[str, Any]:
         return {"error": None, "same": same, "steady": watched.steady, "observed": watched.observed, "found": found}
 
 
-def record(overrides: Sequence[str], folder: Path, target: Path) -> None:
-    """Write the outcome of a run to a file; for a process of its own."""
+def record(target: Path, function: Callable[..., Any], *arguments: Any) -> None:
+    """Write what a function finds to a file; for a process of its own, as the device stays in it."""
     torch.set_num_threads(1)
     logging.disable(logging.WARNING)
-    target.write_text(json.dumps(outcome(overrides, folder)))
+    target.write_text(json.dumps(function(*arguments)))
+
+
+def self_check() -> list[dict[str, Any]]:
+    """The doctor's findings on the numbers of this device."""
+    return [asdict(finding) for finding in numerics_findings(start())]

@@ -6,8 +6,10 @@ import json
 
 import pytest
 
+from bitcycle.doctor.finding import OK
 from bitcycle.files import read_csv
-from tests.accelerator.case import record
+from bitcycle.quantizer import QUANTIZERS
+from tests.accelerator.case import outcome, record, self_check
 from tests.accelerator.record import RECORD
 from tests.conftest import _processes
 from tests.settings import RESUME, run_of
@@ -42,16 +44,33 @@ QUICK = {
 """Cases of the default tests: each way of holding state on a device once. `make test-all` runs every row of the settings."""
 
 
+@pytest.fixture
+def found_there(tmp_path):
+    """What a function finds in a process with the pretended accelerator."""
+
+    def call(function, *arguments):
+        target = tmp_path / "found.json"
+        process = _processes().Process(target=record, args=(target, function, *arguments))
+        process.start()
+        process.join()
+        assert process.exitcode == 0, "the process died"
+        return json.loads(target.read_text())
+
+    return call
+
+
+def test_the_doctor_compares_every_quantizer_with_the_cpu(found_there):
+    [found] = found_there(self_check)
+    assert found["state"] == OK and found["text"].startswith("pretended:0 against the CPU")
+    assert set(found["values"]["compared"]) == {*QUANTIZERS} - {"none"}
+    assert all(compared["share"] == 0 for compared in found["values"]["compared"].values())
+
+
 @pytest.mark.parametrize(
     "case", [pytest.param(case, marks=[pytest.mark.slow] * (case not in QUICK)) for case in RESUME]
 )
-def test_runs_on_an_accelerator(case, tmp_path):
-    target = tmp_path / "outcome.json"
-    process = _processes().Process(target=record, args=(run_of(case), tmp_path, target))
-    process.start()
-    process.join()
-    assert process.exitcode == 0, "the process died"
-    found = json.loads(target.read_text())
+def test_runs_on_an_accelerator(case, found_there, tmp_path):
+    found = found_there(outcome, run_of(case), tmp_path)
     assert found["error"] is None, found["error"]
     assert found["same"], "a resumed run differs"
     allowed = ALLOWED.get(case, {})

@@ -6,12 +6,15 @@ import json
 import os
 import shutil
 import sys
+import threading
 from collections import namedtuple
 from importlib import metadata
 
 import pytest
 import torch
 
+from bitcycle.cpp import extension
+from bitcycle.cpp.operators import AFFINE
 from bitcycle.doctor import __main__ as doctor
 from bitcycle.doctor import duration, machine, numerics, work
 from bitcycle.doctor.finding import CONFIGURATION, DATA, OK, PROBLEM, WARNING, Finding, describe, exit_code
@@ -138,6 +141,32 @@ def test_exit_codes():
         Finding("load", "", WARNING)
 
 
+def test_operators_are_compiled_at_the_same_time(monkeypatch):
+    together = threading.Barrier(len(machine.SOURCES), timeout=60)
+    monkeypatch.setattr(machine, "load", lambda source, instructions: together.wait())
+    assert machine.compiler_finding().state == OK
+
+
+def test_a_compilation_is_announced(monkeypatch, tmp_path, caplog):
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    monkeypatch.setattr(extension, "_compiler", lambda: "true")
+    monkeypatch.setattr(os, "replace", lambda *paths: None)
+    caplog.set_level("INFO", "bitcycle")
+    assert "affine" in machine.why_not_loaded((AFFINE, ()))
+    assert "compiling affine.cpp for this machine (once)" in caplog.text
+
+
+def test_an_accelerator_of_any_kind(monkeypatch):
+    monkeypatch.setattr(torch.accelerator, "current_accelerator", lambda check_available: torch.device("xpu"))
+    monkeypatch.setattr(torch.accelerator, "device_count", lambda: 1)
+    monkeypatch.setattr(torch.accelerator, "get_memory_info", lambda number: (6 * GIB, 8 * GIB))
+    monkeypatch.setattr(machine, "device_name", lambda device: "Arc")
+    found = machine.device_finding("auto")
+    assert found.text == "runs use xpu; accelerators: xpu:0 Arc (6.0 of 8.0 GiB free)"
+    monkeypatch.delattr(torch.accelerator, "get_memory_info")  # as on Metal, which does not say
+    assert machine.device_finding("auto").text.endswith("xpu:0 Arc")
+
+
 def test_no_compiler(monkeypatch):
     def fails(source, instructions=()):
         raise OSError("no C++ compiler (g++) found")
@@ -157,12 +186,12 @@ def test_memory(gib, state, monkeypatch):
 @pytest.mark.parametrize(("gib", "state"), [(0.1, PROBLEM), (2, WARNING), (8, OK)])
 def test_disk(gib, state, monkeypatch, tmp_path):
     monkeypatch.setattr(shutil, "disk_usage", lambda path: namedtuple("Usage", "free")(gib * GIB))
-    assert machine.disk_finding("runs", tmp_path / "not" / "yet").state == state
+    assert machine.disk_finding("runs", tmp_path / "not" / "yet", "another disk").state == state
 
 
 def test_a_disk_that_cannot_be_written(monkeypatch, tmp_path):
     monkeypatch.setattr(os, "access", lambda path, mode: False)
-    assert machine.disk_finding("runs", tmp_path).state == PROBLEM
+    assert machine.disk_finding("runs", tmp_path, "another disk").state == PROBLEM
 
 
 @pytest.mark.parametrize(("load", "state"), [(0.2, OK), (6.0, WARNING)])

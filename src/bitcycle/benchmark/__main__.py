@@ -26,6 +26,7 @@ from bitcycle.benchmark.throughput import (
 from bitcycle.files import read_object
 from bitcycle.training.display import set_up_console
 from bitcycle.training.environment import describe_environment, instruction_set, keep_freed_memory, processor
+from bitcycle.training.run import choose_device
 
 PARTS = ("networks", "quantizers", "data", "runs", "contention")
 QUICK = ("resnet20", "lstm")
@@ -39,7 +40,7 @@ def arguments(words: Sequence[str] | None = None) -> argparse.Namespace:
     parser.add_argument("--parts", nargs="+", choices=PARTS, default=list(PARTS), help="what to measure; default: all")
     parser.add_argument("--rounds", type=int, default=7, help="timed steps per variant")
     parser.add_argument("--threads", type=int, default=1, help="CPU threads; 1 measures processor time")
-    parser.add_argument("--device", choices=("auto", "cpu", "cuda"), default="auto", help="auto: cuda if available")
+    parser.add_argument("--device", default="auto", help="as training.device; default: an accelerator if there is one")
     parser.add_argument(
         "--quick", action="store_true", help=f"{' and '.join(QUICK)}, 3 rounds, no runs; takes a minute"
     )
@@ -59,15 +60,9 @@ def arguments(words: Sequence[str] | None = None) -> argparse.Namespace:
     return chosen
 
 
-def device_of(chosen: argparse.Namespace) -> torch.device:
-    """Device to measure on."""
-    on_gpu = chosen.device == "cuda" or (chosen.device == "auto" and torch.cuda.is_available())
-    return torch.device("cuda" if on_gpu else "cpu")
-
-
 def measure(chosen: argparse.Namespace, keep: Callable[[dict[str, Any]], None]) -> dict[str, Any]:
     """Measure the chosen parts and return the record; `keep` receives the partial record after each network."""
-    device = device_of(chosen)
+    device = choose_device(chosen.device)
     torch.set_num_threads(chosen.threads)
     keep_freed_memory()
     record: dict[str, Any] = {
@@ -79,7 +74,7 @@ def measure(chosen: argparse.Namespace, keep: Callable[[dict[str, Any]], None]) 
     }
     if "networks" in chosen.parts:
         record["networks"] = {}
-        names = chosen.networks or list(networks(device.type == "cuda"))
+        names = chosen.networks or list(networks(device.type != "cpu"))
         for name, found in measure_networks(names, chosen.rounds, device):
             record["networks"][name] = found
             ratios = (f"{variant} {values['ratio']:.2f}" for variant, values in found["variants"].items())
@@ -115,7 +110,7 @@ def main() -> None:
     """Run the benchmark."""
     set_up_console()
     chosen = arguments()
-    device = device_of(chosen)
+    device = choose_device(chosen.device)
     name = f"{processor(device)} {instruction_set() if device.type == 'cpu' else ''} {chosen.threads} threads"
     hardware = re.sub(r"[^a-z0-9]+", "-", name.lower()).strip("-")
     recorded = FOLDER / f"{hardware}.json"

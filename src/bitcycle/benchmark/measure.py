@@ -59,11 +59,11 @@ def summarise(seconds: Mapping[str, list[float]], reference: str) -> dict[str, d
 
 def peak_bytes(action: Action, device: torch.device) -> int:
     """Peak memory that `action` allocates in addition to what is already allocated, in bytes."""
-    if device.type == "cuda":
-        before = torch.cuda.memory_allocated()
-        torch.cuda.reset_peak_memory_stats()
+    if device.type not in ("cpu", "mps"):  # Metal does not count them
+        before = torch.accelerator.memory_allocated()
+        torch.accelerator.reset_peak_memory_stats()
         action()
-        return torch.cuda.max_memory_allocated() - before
+        return torch.accelerator.max_memory_allocated() - before
     with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as profiler:
         action()
     events = [event for event in profiler.profiler.kineto_results.events() if event.name() == "[memory]"]

@@ -179,7 +179,7 @@ class Step:
 def measure_networks(names: list[str], repetitions: int, device: torch.device) -> Iterator[tuple[str, dict[str, Any]]]:
     """Yield name and measurements of each network: time, ratio to float, peak memory and its ratio, by variant."""
     for name in names:
-        network = networks(device.type == "cuda")[name]
+        network = networks(device.type != "cpu")[name]
         chosen = {
             key: variant for key, variant in network.variants.items() if network.gated or variant.schedule != "dfq"
         }

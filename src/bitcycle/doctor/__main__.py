@@ -16,9 +16,8 @@ from pathlib import Path
 
 import torch
 
-from bitcycle.configuration import RunConfig
-from bitcycle.doctor.finding import Finding, describe, exit_code, table
-from bitcycle.doctor.machine import machine_findings, writing_folders
+from bitcycle.doctor.finding import Finding, describe, exit_code, row
+from bitcycle.doctor.machine import machine_findings
 from bitcycle.doctor.numerics import numerics_findings
 from bitcycle.doctor.work import dataset_findings, run_findings, sweep_findings
 from bitcycle.errors import EXIT_DATA_MISSING, EXIT_DONE, EXIT_WRONG_CONFIGURATION, RunError
@@ -30,7 +29,7 @@ from bitcycle.sweep.composition import composing
 from bitcycle.sweep.grid import Overrides
 from bitcycle.sweep.registry import Compose, SweepRun, index_runs, read_sweep, sweep_files
 from bitcycle.train_command import refuse_renamed_options
-from bitcycle.training.display import console
+from bitcycle.training.display import console, set_up_console
 from bitcycle.training.run import choose_device
 
 SWEEP = "+sweeps"
@@ -47,6 +46,7 @@ def main() -> int:
     parser.add_argument("words", nargs="*", metavar="SETTING=VALUE", help="settings of train.py; json: print JSON")
     given = parser.parse_args()
     stop_at_once()
+    set_up_console()  # C++ operators that are compiled are in the log
     settings = [word for word in given.words if word != "json"]
     return guarded(lambda: examine(parse(settings), as_json="json" in given.words))
 
@@ -62,16 +62,18 @@ def parse(words: list[str]) -> Overrides:
 
 
 def examine(settings: Overrides, as_json: bool) -> int:
-    """Print the findings on this machine and what is asked of it; returns the exit code. Raises SettingError for settings that
-    are not accepted or incompatible."""
+    """Print the findings on this machine and what is asked of it, each as soon as it is known; returns the exit code. Raises
+    SettingError for settings that are not accepted or incompatible."""
+    screen, found = console(120), []
     with composing(resource_root() / "conf") as compose:
-        found = list(findings(settings, compose))
+        for finding in findings(settings, compose):
+            found.append(finding)
+            if not as_json:
+                screen.print(row(finding))
     code = exit_code(found)
     if as_json:
         print(json.dumps({"settings": settings, **describe(found)}))
     else:
-        screen = console(120)
-        screen.print(table(found))
         screen.print(f"{' '.join(f'{key}={value}' for key, value in settings.items())}: ", end="", highlight=False)
         screen.print(VERDICTS.get(code, "it cannot work here"), highlight=False)
     return code
@@ -80,21 +82,14 @@ def examine(settings: Overrides, as_json: bool) -> int:
 def findings(settings: Overrides, compose: Compose) -> Iterator[Finding]:
     """Yield all findings, those on the machine first. Raises SettingError as `examine`."""
     sweep = settings.get(SWEEP)
-    if sweep is None:
-        config, runs = _valid(compose(settings)), []
-    else:
-        runs = runs_of(sweep, {key: value for key, value in settings.items() if key != SWEEP}, compose)
-        config = next((run.config for run in runs if run.config is not None), None) or _valid(compose({}))
-    yield from machine_findings(config.training.device, writing_folders(Path(config.results_root)))
-    yield from dataset_findings(config.data_folder)
-    yield from numerics_findings(_device(config.training.device))
-    yield from run_findings(config) if sweep is None else sweep_findings(sweep, runs)
-
-
-def _valid(config: RunConfig | str) -> RunConfig:
+    runs = runs_of(sweep, {key: value for key, value in settings.items() if key != SWEEP}, compose) if sweep else []
+    config = next((run.config for run in runs if run.config), None) or compose({} if sweep else settings)
     if isinstance(config, str):
         raise _Refused(config)
-    return config
+    yield from machine_findings(config.training.device, Path(config.results_root))
+    yield from dataset_findings(config.data_folder)
+    yield from numerics_findings(_device(config.training.device))
+    yield from sweep_findings(sweep, runs) if sweep else run_findings(config)
 
 
 class _Refused(RunError):

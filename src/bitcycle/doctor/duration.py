@@ -2,6 +2,7 @@
 
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import suppress
 from dataclasses import replace
 from typing import NamedTuple
 
@@ -119,8 +120,10 @@ def _evaluation(trainer: Trainer, step: float) -> float:
 
 
 def _peak(device: torch.device) -> int | None:
-    found = getattr(torch.get_device_module(device), "max_memory_allocated", None) if device.type != "cpu" else None
-    return found(device) if found else None
+    if device.type != "cpu":
+        with suppress(RuntimeError):  # Metal does not count
+            return torch.accelerator.max_memory_allocated()
+    return None
 
 
 def measure_kinds(

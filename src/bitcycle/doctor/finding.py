@@ -29,6 +29,12 @@ class Finding:
         assert self.state == OK or self.remedy, "what is not fine ends with what to do"
 
 
+def amount(topic: str, text: str, available: int, least: int, enough: int, remedy: str, **values: Any) -> Finding:
+    """A finding on an amount that is a problem below `least` and a warning below `enough`."""
+    state = PROBLEM if available < least else WARNING if available < enough else OK
+    return Finding(topic, text, state, "" if state == OK else remedy, {"available": available, **values})
+
+
 def exit_code(findings: Sequence[Finding]) -> int:
     """0 if there is no problem, 2 if settings are wrong, 3 if data of the named run are missing, 1 for any other problem."""
     topics = {finding.topic for finding in findings if finding.state == PROBLEM}
@@ -41,12 +47,13 @@ def describe(findings: Sequence[Finding]) -> dict[str, Any]:
     return {"exit_code": exit_code(findings), "findings": [asdict(finding) for finding in findings]}
 
 
-def table(findings: Sequence[Finding]) -> Table:
-    """One row for each finding, with its remedy."""
-    shown = Table("", "", "finding", show_header=False)
-    for finding in findings:
-        words = Text(finding.text)
-        if finding.remedy:
-            words.append(f"\n-> {finding.remedy}", STYLES[finding.state] if finding.state != OK else "dim")
-        shown.add_row(Text(finding.state, STYLES[finding.state]), Text(finding.topic), words)
+def row(finding: Finding) -> Table:
+    """A finding with its remedy as one row of a table, which is shown as soon as it is known."""
+    words = Text(finding.text)
+    if finding.remedy:
+        words.append(f"\n-> {finding.remedy}", STYLES[finding.state] if finding.state != OK else "dim")
+    shown = Table.grid(padding=(0, 2))
+    for width in (7, 16, None):
+        shown.add_column(width=width)
+    shown.add_row(Text(finding.state, STYLES[finding.state]), Text(finding.topic), words)
     return shown

@@ -5,6 +5,8 @@ import os
 import re
 import shutil
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +15,8 @@ import torch
 from bitcycle.cache import cache_folder
 from bitcycle.cpp.extension import load
 from bitcycle.cpp.operators import AFFINE, BLOCK
-from bitcycle.doctor.finding import OK, PROBLEM, WARNING, Finding
+from bitcycle.device import device_name
+from bitcycle.doctor.finding import PROBLEM, WARNING, Finding, amount
 from bitcycle.errors import RunError
 from bitcycle.layer.codes import support
 from bitcycle.optional_imports import extras, install_command, lacking
@@ -26,20 +29,22 @@ LEAST_MEMORY, ENOUGH_MEMORY = 1 * GIB, 3 * GIB
 """Bytes of main memory below which a run fails, and below which the larger ones may."""
 LEAST_DISK, ENOUGH_DISK = GIB // 4, 5 * GIB
 """The same of a disk: checkpoints of small networks take megabytes, data sets and sweeps gigabytes."""
+LESS_MEMORY = "choose a smaller training.batch_size, or training.compute=codes training.recompute=true"
+"""What to do if memory is short."""
 BUSY = 0.5
 """Processes that wait for a core, per allowed core, from which steps take noticeably longer."""
 
 
-def machine_findings(device: str, folders: dict[str, Path]) -> Iterator[Finding]:
-    """Yield findings on the machine, for runs on the device with this name (`training.device`); `folders` are on disks that runs
-    write to, by what they are for."""
+def machine_findings(device: str, results_root: Path) -> Iterator[Finding]:
+    """Yield findings on the machine, for runs on the device with this name (`training.device`) in this folder."""
     yield load_finding()  # before this command itself keeps the cores busy
     yield device_finding(device)
     yield cpu_finding()
     yield compiler_finding()
     yield threads_finding()
     yield memory_finding()
-    yield from (disk_finding(what, folder) for what, folder in folders.items())
+    yield disk_finding("runs", results_root, "results_root= or another disk")
+    yield disk_finding("cache", cache_folder(), "XDG_CACHE_HOME")
     yield from package_findings()
 
 
@@ -76,20 +81,20 @@ def device_finding(name: str) -> Finding:
 
 
 def accelerators() -> Iterator[dict[str, Any]]:
-    """Yield device, name, and total and free memory in bytes (None: unknown) of each accelerator that PyTorch sees."""
-    for kind, module in (("cuda", torch.cuda), ("xpu", torch.xpu)):
-        for number in range(module.device_count() if module.is_available() else 0):
-            free, total = module.mem_get_info(number)
-            name = module.get_device_properties(number).name
-            yield {"device": f"{kind}:{number}", "name": name, "total": total, "free": free}
-    if torch.backends.mps.is_available():
-        total = torch.mps.recommended_max_memory()
-        yield {"device": "mps", "name": "Metal", "total": total, "free": total - torch.mps.driver_allocated_memory()}
+    """Yield device, name, and free and total memory in bytes (None: unknown) of each accelerator that PyTorch sees."""
+    seen = torch.accelerator.current_accelerator(check_available=True)
+    for number in range(torch.accelerator.device_count() if seen else 0):
+        device = torch.device(str(seen), number)
+        memory: dict[str, Any] = {"free": None, "total": None}
+        with suppress(AttributeError, RuntimeError):  # Metal does not say
+            memory = dict(zip(memory, torch.accelerator.get_memory_info(number)))
+        yield {"device": str(device), "name": device_name(device), **memory}
 
 
 def _described(accelerator: dict[str, Any]) -> str:
-    free, total = (accelerator[part] / GIB for part in ("free", "total"))
-    return f"{accelerator['device']} {accelerator['name']} ({free:.1f} of {total:.1f} GiB free)"
+    free, total = accelerator["free"], accelerator["total"]
+    memory = f" ({free / GIB:.1f} of {total / GIB:.1f} GiB free)" if total else ""
+    return f"{accelerator['device']} {accelerator['name'] or ''}{memory}"
 
 
 def cpu_finding() -> Finding:
@@ -103,15 +108,11 @@ def cpu_finding() -> Finding:
 
 
 def compiler_finding() -> Finding:
-    """Whether the C++ operators can be compiled, if necessary, and loaded."""
-    sources = {AFFINE: (), BLOCK: (), support.SOURCE: support.INSTRUCTIONS}
-    failures: dict[str, str] = {}
-    for source, instructions in sources.items():
-        try:
-            load(source, instructions)
-        except OSError as error:
-            failures[source.name] = str(error)
-    loaded = [source.name for source in sources if source.name not in failures]
+    """Whether the C++ operators can be compiled, if necessary, all at a time, and loaded."""
+    with ThreadPoolExecutor() as pool:
+        reasons = dict(zip(SOURCES, pool.map(why_not_loaded, SOURCES.items())))
+    failures = {source.name: reason for source, reason in reasons.items() if reason}
+    loaded = [source.name for source, reason in reasons.items() if not reason]
     values = {"loaded": loaded, "failed": failures}
     if AFFINE.name in loaded:
         text = f"C++ operators work: {', '.join(loaded)}"
@@ -119,6 +120,19 @@ def compiler_finding() -> Finding:
         return Finding("compiler", text, values=values)
     remedy = "install g++ (on Debian: apt install g++); without it, results are the same, but quantizers are slower"
     return Finding("compiler", f"no C++ operators: {failures[AFFINE.name]}", WARNING, remedy, values)
+
+
+SOURCES: dict[Path, tuple[str, ...]] = {support.SOURCE: support.INSTRUCTIONS, AFFINE: (), BLOCK: ()}
+"""C++ file -> the instructions that it needs; the one that takes longest to compile comes first."""
+
+
+def why_not_loaded(operators: tuple[Path, tuple[str, ...]]) -> str:
+    """Why the operators of a file that needs these instructions cannot be loaded; empty if they are."""
+    try:
+        load(*operators)
+    except OSError as error:
+        return str(error)
+    return ""
 
 
 def threads_finding() -> Finding:
@@ -136,19 +150,12 @@ def threads_finding() -> Finding:
 
 
 def available_memory() -> int | None:
-    """Bytes of main memory that can be used without swapping (Linux), or that are free; None if unknown."""
+    """Bytes of main memory that can be used without swapping; None if unknown, as on other systems than Linux."""
     try:
         found = re.search(r"^MemAvailable: *(\d+) kB", Path("/proc/meminfo").read_text(), re.MULTILINE)
-        return 1024 * int(found[1]) if found else None
     except OSError:
-        return _free_pages()
-
-
-def _free_pages() -> int | None:
-    try:
-        return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_AVPHYS_PAGES")
-    except (AttributeError, ValueError, OSError):
         return None
+    return 1024 * int(found[1]) if found else None
 
 
 def memory_finding() -> Finding:
@@ -156,27 +163,21 @@ def memory_finding() -> Finding:
     available = available_memory()
     if available is None:
         return Finding("memory", "unknown on this system")
-    text, values = f"{available / GIB:.1f} GiB of main memory available", {"available": available}
-    remedy = (
-        "close other programs; choose a smaller training.batch_size, or training.compute=codes training.recompute=true"
-    )
-    state = PROBLEM if available < LEAST_MEMORY else WARNING if available < ENOUGH_MEMORY else OK
-    return Finding("memory", text, state, remedy if state != OK else "", values)
+    text = f"{available / GIB:.1f} GiB of main memory available"
+    remedy = f"close other programs; {LESS_MEMORY}"
+    return amount("memory", text, available, LEAST_MEMORY, ENOUGH_MEMORY, remedy)
 
 
-def disk_finding(what: str, folder: Path) -> Finding:
-    """Free space on the disk of a folder, and whether it can be written; `what` says what the folder is for."""
+def disk_finding(what: str, folder: Path, choice: str) -> Finding:
+    """Free space on the disk of a folder, and whether it can be written; `what` says what the folder is for, `choice` how to
+    choose another one."""
     place = next(path for path in (folder.absolute(), *folder.absolute().parents) if path.exists())
-    free = shutil.disk_usage(place).free
-    text, values = f"{free / GIB:.1f} GiB free for {what} ({_shown(folder)})", {"free": free, "folder": str(folder)}
-    topic, choice = f"disk ({what})", "results_root= or another disk" if what == "runs" else "XDG_CACHE_HOME"
+    free, topic = shutil.disk_usage(place).free, f"disk ({what})"
+    text = f"{free / GIB:.1f} GiB free for {what} ({_shown(folder)})"
     if not os.access(place, os.W_OK):
-        return Finding(
-            topic, f"{text}, which cannot be written", PROBLEM, f"choose a folder of yours: {choice}", values
-        )
-    state = PROBLEM if free < LEAST_DISK else WARNING if free < ENOUGH_DISK else OK
-    remedy = f"delete what is not needed there, or choose {choice}" if state != OK else ""
-    return Finding(topic, text, state, remedy, values)
+        return Finding(topic, f"{text}, which cannot be written", PROBLEM, f"choose a folder of yours: {choice}")
+    remedy = f"delete what is not needed there, or choose {choice}"
+    return amount(topic, text, free, LEAST_DISK, ENOUGH_DISK, remedy, folder=str(folder))
 
 
 def _shown(folder: Path) -> str:
@@ -211,8 +212,3 @@ def optional_packages() -> tuple[list[str], dict[str, list[str]]]:
     }
     complete = [extra for extra, names in missing.items() if not names]
     return complete, {extra: names for extra, names in missing.items() if names}
-
-
-def writing_folders(results_root: Path) -> dict[str, Path]:
-    """What runs write to: their folders and the user's cache."""
-    return {"runs": results_root, "cache": cache_folder()}

@@ -45,7 +45,7 @@ def numerics_findings(device: torch.device) -> Iterator[Finding]:
             continue
         try:
             compared.append(compare(name, options, device))
-        except RuntimeError as error:
+        except (RuntimeError, TypeError) as error:  # the latter for float64 on Metal
             yield _unsupported(name, error, device)
     way = "C++ operators against PyTorch's" if device.type == "cpu" else f"{device} against the CPU"
     wrong = [one for one in compared if one.share > TOLERATED]
@@ -64,7 +64,7 @@ def numerics_findings(device: torch.device) -> Iterator[Finding]:
         yield Finding(f"quantizer {one.quantizer}", text, PROBLEM, remedy, values[one.quantizer])
 
 
-def _unsupported(name: str, error: RuntimeError, device: torch.device) -> Finding:
+def _unsupported(name: str, error: Exception, device: torch.device) -> Finding:
     reason = str(error).split("\n")[0]
     remedy = "use another quantizer or training.device=cpu; a newer PyTorch may have what is missing"
     return Finding(f"quantizer {name}", f"cannot run on {device}: {reason}", WARNING, remedy)

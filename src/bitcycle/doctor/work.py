@@ -11,6 +11,7 @@ from bitcycle.configuration import RunConfig
 from bitcycle.dataset import DATASETS, DatasetOptions
 from bitcycle.doctor.duration import RunTime, measure, measure_kinds, one_of_each_kind
 from bitcycle.doctor.finding import CONFIGURATION, DATA, PROBLEM, WARNING, Finding
+from bitcycle.doctor.machine import LESS_MEMORY
 from bitcycle.errors import DataError, RunError
 from bitcycle.optional_imports import explain_missing
 from bitcycle.settings import MISSING, default_of
@@ -87,7 +88,7 @@ def _failure(what: str, error: Exception) -> Finding:
     reason = str(error).split("\n")[0]
     remedy = "the message says what to change"
     if isinstance(error, torch.OutOfMemoryError):
-        remedy = "choose a smaller training.batch_size, or training.compute=codes training.recompute=true"
+        remedy = LESS_MEMORY
     return Finding("step", f"{what}: {reason}", PROBLEM, remedy)
 
 

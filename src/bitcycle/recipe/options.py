@@ -98,7 +98,7 @@ class TrainingOptions(Settings):
     )
     device: str = setting(
         "auto",
-        "cpu, cuda, cuda:1, xpu, mps, or auto (the first of cuda, xpu and mps that is there)",
+        "cpu, cuda, cuda:1, xpu, mps, or auto (the accelerator that PyTorch sees, else cpu)",
         affects_result=False,
     )
     tf32: bool = setting(

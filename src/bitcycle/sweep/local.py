@@ -30,7 +30,7 @@ K = TypeVar("K")
 
 def useful_workers(runs_per_gpu: int = 1) -> int:
     """Default number of parallel runs: `runs_per_gpu` per GPU, or one per CPU core, limited by main memory."""
-    if gpus := torch.cuda.device_count():
+    if gpus := torch.accelerator.device_count():
         return gpus * runs_per_gpu
     try:
         memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
@@ -44,7 +44,7 @@ class LocalPool:
     stops all of them gracefully. Runs are started by `forkserver.start`, forked if possible; CUDA does not survive a fork."""
 
     def __init__(self, workers: int, gpus: int | None = None, method: str | None = None) -> None:
-        self.workers, self.gpus = max(1, workers), torch.cuda.device_count() if gpus is None else gpus
+        self.workers, self.gpus = max(1, workers), torch.accelerator.device_count() if gpus is None else gpus
         self.method = method or ("spawn" if self.gpus or sys.platform != "linux" else "forkserver")
         self.stopped_by: int | None = None
 
@@ -95,7 +95,7 @@ class LocalPool:
     def _environment(self, slot: int) -> dict[str, str]:
         """Environment variables that assign a GPU or CPU threads to a run."""
         if self.gpus:
-            return {"CUDA_VISIBLE_DEVICES": str(slot % self.gpus)}
+            return dict.fromkeys(("CUDA_VISIBLE_DEVICES", "ZE_AFFINITY_MASK"), str(slot % self.gpus))
         return share_of(self.workers)
 
 

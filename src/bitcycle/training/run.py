@@ -209,26 +209,22 @@ def set_up_torch(plan: Plan) -> torch.device:
 
 
 def choose_device(name: str) -> torch.device:
-    """The device with a given name: cpu, cuda, cuda:1, xpu, mps, or auto. Raises RunError if the device does not exist."""
+    """The device with a given name: cpu, cuda, cuda:1, xpu, mps, or auto (the accelerator that PyTorch sees, else the CPU).
+
+    Raises RunError if the device does not exist.
+    """
     kind, _, number = name.partition(":")
+    seen = torch.accelerator.current_accelerator(check_available=True)
+    there = "cpu" if seen is None else seen.type
     if kind == "auto":
-        kinds = {
-            "cuda": torch.cuda.is_available(),
-            "xpu": torch.xpu.is_available(),
-            "mps": torch.backends.mps.is_available(),
-        }
-        kind = next((name for name, is_there in kinds.items() if is_there), "cpu")
-    if kind == "mps" and not torch.backends.mps.is_available():
-        raise RunError("training.device=mps, but PyTorch sees no Metal device; use training.device=cpu or auto")
-    if kind == "xpu" and not torch.xpu.is_available():
-        raise RunError("training.device=xpu, but PyTorch sees no Intel GPU; use training.device=cpu or auto")
-    if kind == "cuda":
-        count = torch.cuda.device_count() if torch.cuda.is_available() else 0
+        return torch.device(there)
+    if kind != "cpu":
+        count = torch.accelerator.device_count() if kind == there else 0
         if int(number or 0) >= count:
-            seen = f"{count} GPUs, numbered from 0" if count else "no GPU"
-            raise RunError(f"training.device={name}, but PyTorch sees {seen}; use training.device=cpu or auto")
+            found = f"{count} devices of this kind, numbered from 0" if count else f"no {kind.upper()} device"
+            raise RunError(f"training.device={name}, but PyTorch sees {found}; use training.device=cpu or auto")
         if number:
-            torch.cuda.set_device(int(number))  # default for tensors created on "cuda"
+            torch.accelerator.set_device_index(int(number))  # default for tensors created on "cuda"
     return torch.device(kind)
 
 

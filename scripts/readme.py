@@ -26,7 +26,6 @@ from bitcycle.reproduction.analysis.aggregation import read_runs
 from bitcycle.reproduction.analysis.claim_functions import relative_cost
 from bitcycle.reproduction.analysis.collect import SUMMARY
 from bitcycle.reproduction.analysis.labels import group_of
-from bitcycle.reproduction.figure.phases import by_setting
 from bitcycle.schedule import SCHEDULES, SUITE, Static, schedule
 from board import board, board_list
 from claim_tables import (
@@ -40,6 +39,7 @@ from claim_tables import (
 )
 from deviations import spread_table
 from evaluation_error import evaluation_table
+from hlhlp_phases import by_setting, draw_phases
 from pictures import draw_formats, draw_suite, values_of
 from support_table import support_table
 
@@ -456,4 +456,4 @@ def fill(document: Path) -> str:
 if __name__ == "__main__":
     for document in DOCUMENTS:
         document.write_text(fill(document))
-    print(f"{', '.join(map(str, DOCUMENTS))}, {draw_suite(PICTURE)}, {draw_formats(GRIDS)}")
+    print(f"{', '.join(map(str, DOCUMENTS))}, {draw_suite(PICTURE)}, {draw_formats(GRIDS)}, {draw_phases()}")

@@ -8,11 +8,12 @@ import dataclasses
 import difflib
 import hashlib
 import inspect
+import json
 import math
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from functools import cache
 from pathlib import Path
-from typing import Any, Union, get_args, get_origin, get_type_hints
+from typing import Any, TypeVar, Union, get_args, get_origin, get_type_hints
 
 from bitcycle.errors import EXIT_WRONG_CONFIGURATION
 
@@ -150,6 +151,35 @@ class Settings:
         if type(self).__module__.partition(".")[0] == "bitcycle":
             return {}
         return {"source": hashlib.sha256(Path(inspect.getfile(type(self))).read_bytes()).hexdigest()}
+
+
+S = TypeVar("S", bound=Settings)
+
+
+def read_words(kind: type[S], given: Mapping[str, Any]) -> S:
+    """Settings of a class from words of a command line, or values of a file. Raises SettingError for a setting that it does not
+    have, or an invalid value."""
+    types = {field.name: str(field.type) for field in dataclasses.fields(kind)}
+    for name, value in given.items():
+        if name not in types:
+            raise SettingError(name, value, "there is no such option", nearest(name, types))
+    return kind(**{name: _value(value, types[name]) for name, value in given.items()})
+
+
+def _value(given: Any, declared: str) -> Any:
+    """Convert a value to the declared type: null, a list written as a,b or [a,b], a number, or text."""
+    if given is None or given == "null":
+        return None
+    if "list" in declared:
+        words = [part.strip() for part in given.strip("[]").split(",")] if isinstance(given, str) else given
+        return [_value(word, declared.replace("list", "")) for word in words if word != ""]
+    if "str" in declared:
+        return str(given)
+    try:
+        value = json.loads(str(given))
+    except json.JSONDecodeError:
+        return given
+    return float(value) if "float" in declared and isinstance(value, int) else value
 
 
 _types = cache(get_type_hints)

@@ -162,12 +162,12 @@ def test_superseded_runs_do_not_count_and_the_board_comes_first(summary):
     [
         (["budget=cheap"], "write budget=60"),
         (["schedule=RTH"], "omit it"),
-        (["measure=money"], "latency, energy, bitops"),
+        (["measure=money"], "bitops, energy, latency"),
         ([*START, "measure=latency"], "hardware=tensorcore"),
-        (["top=all"], "top=all: is not a number of entries"),
-        (["top=0"], "top=0: is not a number of entries"),
+        (["top=all"], "top=all: has the wrong type. Remedy: give a whole number"),
+        (["top=0"], "top=0: is too small. Remedy: use 1 or more"),
         (["summary=absent.csv"], "summary=absent.csv: no such file"),
-        (["json=yes"], "json=yes: is neither true nor false"),
+        (["json=yes"], "json=yes: has the wrong type. Remedy: give true or false"),
     ],
 )
 def test_what_is_refused(arguments, words, capsys, monkeypatch):

@@ -14,19 +14,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from PIL import Image
 
-matplotlib.rcParams.update(
-    {
-        "svg.hashsalt": "bitcycle",  # otherwise, identifiers in SVG files are random
-        "svg.fonttype": "none",
-        "font.size": 9,
-        "axes.titlesize": 9.5,
-        "axes.spines.top": False,
-        "axes.spines.right": False,
-        "axes.grid": True,
-        "grid.color": "0.92",
-        "axes.axisbelow": True,
-    }
-)
+plt.style.use(Path(__file__).with_name("bitcycle.mplstyle"))
 UNDATED: dict[str, dict[str, str | None]] = {".png": {"Software": None}, ".svg": {"Date": None, "Creator": None}}
 """Metadata without dates and versions, so that equal pictures are equal files."""
 

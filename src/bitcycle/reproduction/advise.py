@@ -16,9 +16,9 @@ import json
 import sys
 from collections import defaultdict
 from collections.abc import Collection, Iterable, Mapping, Sequence
-from dataclasses import asdict, fields, replace
+from dataclasses import asdict, dataclass, fields, replace
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Optional
 
 from hydra import compose, initialize_config_dir
 from rich.console import Console
@@ -32,7 +32,7 @@ from bitcycle.reproduction.analysis.collect import SUMMARY, is_accuracy
 from bitcycle.reproduction.analysis.statistics import over_seeds
 from bitcycle.reproduction.manifest import MANIFEST, read_manifest
 from bitcycle.schedule import SCHEDULES, SUITE, ScheduleOptions
-from bitcycle.settings import SettingError, Settings, default_of
+from bitcycle.settings import SettingError, Settings, default_of, read_words, setting
 from bitcycle.training.plan import Plan, make_plan
 
 COST_STEPS = 2000
@@ -50,8 +50,34 @@ MEASURES = {"latency": "time", "energy": "energy", "bitops": "bit operations"}
 IGNORED = ("schedule", "seed", "hardware", "logging", "dry_run", "scale")
 """Groups of settings that may differ between runs of one group, besides those that do not affect results."""
 IGNORED_TRAINING = ("steps", "evaluation_steps", "compute")
-ARGUMENTS = {"budget": "60", "measure": "", "json": "false", "top": "20", "summary": ""}
-"""Arguments of this command and their defaults; all others are settings of a run."""
+
+
+@dataclass
+class Arguments(Settings):
+    """Arguments of this command; all others are settings of a run."""
+
+    budget: str = setting("60", "percentage of the baseline's cost")
+    measure: Optional[str] = setting(None, "cost that counts", choices=MEASURES)
+    json: bool = setting(False, "print JSON")
+    top: int = setting(20, "length of the list", minimum=1)
+    summary: Optional[str] = setting(None, "file of recorded runs")
+
+    def validate(self) -> None:
+        if self.summary is not None and not Path(self.summary).is_file():
+            remedy = "give one that `bitcycle collect` wrote, or omit it"
+            raise SettingError("summary", self.summary, "no such file", remedy)
+
+    @property
+    def share(self) -> float:
+        """The budget as a fraction. Raises SettingError if it is not a percentage."""
+        try:
+            number = float(self.budget.rstrip("%"))
+        except ValueError:
+            number = 0.0
+        if not 1 < number <= 1000:
+            problem = "is not a percentage of the baseline's cost"
+            raise SettingError("budget", self.budget, problem, "write budget=60 for 60 %")
+        return number / 100
 
 
 class Candidate(NamedTuple):
@@ -262,42 +288,22 @@ def _advise(arguments: Sequence[str]) -> None:
     if {"-h", "--help"} & set(arguments):
         print(__doc__)
         return
-    words, overrides = dict(ARGUMENTS), []
+    words, overrides = dict[str, str](), []
     for argument in arguments:
         key, _, value = argument.partition("=")
-        if key in ARGUMENTS:
+        if key in Arguments.__dataclass_fields__:
             words[key] = value
         elif key.startswith("schedule"):
             raise SettingError("schedule", "...", "is chosen by this command", "omit it")
         else:
             overrides.append(argument)
-    if words["json"] not in ("true", "false"):
-        raise SettingError("json", words["json"], "is neither true nor false", "use json=true, or omit it")
-    if not words["top"].isdecimal() or int(words["top"]) == 0:
-        raise SettingError("top", words["top"], "is not a number of entries", "use 1 or more")
-    if words["summary"] and not Path(words["summary"]).is_file():
-        raise SettingError(
-            "summary", words["summary"], "no such file", "give one that `bitcycle collect` wrote, or omit it"
-        )
-    if words["measure"] not in ("", *MEASURES):
-        raise SettingError("measure", words["measure"], "is not a cost", f"use {', '.join(MEASURES)}, or omit it")
-    summary = Path(words["summary"]) if words["summary"] else resource_root() / SUMMARY
-    found = advise(_configured(overrides), _percent(words["budget"]), words["measure"] or None, summary)
-    if words["json"] == "true":
+    given = read_words(Arguments, words)
+    summary = Path(given.summary) if given.summary else resource_root() / SUMMARY
+    found = advise(_configured(overrides), given.share, given.measure, summary)
+    if given.json:
         print(json.dumps(found))
     else:
-        _print(found, int(words["top"]))
-
-
-def _percent(text: str) -> float:
-    """A budget in percent as a fraction. Raises SettingError if it is not a percentage."""
-    try:
-        number = float(text.rstrip("%"))
-    except ValueError:
-        number = 0.0
-    if not 1 < number <= 1000:
-        raise SettingError("budget", text, "is not a percentage of the baseline's cost", "write budget=60 for 60 %")
-    return number / 100
+        _print(found, given.top)
 
 
 def _configured(overrides: Sequence[str]) -> RunConfig:

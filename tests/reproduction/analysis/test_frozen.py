@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import runpy
 import shutil
 from dataclasses import replace
 
@@ -17,11 +18,12 @@ from bitcycle.reproduction.analysis.aggregation import Results, Run
 from bitcycle.reproduction.analysis.claims import read_claims
 from bitcycle.reproduction.analysis.contrast import Pool
 from bitcycle.reproduction.analysis.frozen import WORDS, Family, check_frozen, fingerprint, read_families
-from bitcycle.reproduction.analysis.null_families import decides
 from bitcycle.reproduction.analysis.verdict import EXPLORATORY, NOT_TESTED, SUPPORTED, ClaimResult, judge
 from bitcycle.settings import SettingError
 from tests.conftest import ROOT
 from tests.reproduction.claims_cases import HIGHER, ONE, OTHER, PAIR, PUBLISHED, cell, verdict
+
+decides = runpy.run_path(str(ROOT / "scripts" / "null_families.py"))["decides"]
 
 
 def family(*claims, looks: int = 2) -> Family:

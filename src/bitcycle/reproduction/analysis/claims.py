@@ -9,6 +9,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Optional
 
+import yaml
 from omegaconf import OmegaConf
 
 from bitcycle.reproduction.analysis.contrast import as_list, described
@@ -16,20 +17,7 @@ from bitcycle.reproduction.analysis.items import PAPERS, PUBLISHED
 from bitcycle.reproduction.analysis.metrics import DISPLAYS
 from bitcycle.settings import SettingError, Settings, nearest, setting
 
-PREDICATES = {
-    "higher": "a minus b is above {reference}: two-sided paired t test, 95 % interval",
-    "lower": "a minus b is below {reference}: two-sided paired t test, 95 % interval",
-    "equivalent": "a minus b lies within {margin} of 0: its 95 % interval (paired t)",
-    "at_least": "a minus b is above -{margin}: its 95 % interval (paired t)",
-    "at_most": "a minus b is below {margin}: its 95 % interval (paired t)",
-    "all_equivalent": "settings of a lie within {margin} of each other: the 95 % interval of the worst pair (paired t)",
-    "none_better": "no setting of a exceeds b by {margin}: the 95 % interval of the worst one (paired t)",
-    "rising": "a rises with {by}: Page's test over seeds, 95 % interval of the rank correlation",
-    "falling": "a falls with {by}: Page's test over seeds, 95 % interval of the rank correlation",
-    "smaller_spread": "the deviation between seeds of a is below that of b: F test of pooled variances, 95 % interval",
-    "computed": "follows from formulas",
-    "none": "not tested",
-}
+PREDICATES: dict[str, str] = yaml.safe_load(Path(__file__).with_name("predicates.yaml").read_text())
 """Predicate -> description of its test. With several arms b, it must hold for each of them."""
 UNTRAINED = ("computed", "none")
 """Predicates that do not depend on runs."""

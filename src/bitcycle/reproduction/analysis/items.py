@@ -3,17 +3,14 @@
 from dataclasses import dataclass
 from pathlib import Path
 
-from bitcycle.files import read_csv
+import yaml
+
+from bitcycle.files import read_csv, resource_root
 
 PUBLISHED = Path("results/published")
 SWEEPS = Path("sweeps")
-PAPERS = {
-    "better": "Better Schedules for Low Precision Training of Deep Neural Networks",
-    "cpt": "CPT: Efficient Deep Neural Network Training via Cyclic Precision",
-    "partial": "Fast Binarized Neural Network Training with Partial Pre-Training",
-    "fractrain": "FracTrain: Fractionally Squeezing Bit Savings Both Temporally and Spatially",
-    "hlhlp": "HLHLp: Quantized Neural Networks Training for Reaching Flat Minima in Loss Surface",
-}
+PAPERS: dict[str, dict[str, str]] = yaml.safe_load((resource_root() / PUBLISHED / "papers.yaml").read_text())
+"""Key of a paper -> its title, and its link if there is a free copy."""
 KINDS = ("figure", "table", "schematic", "listing", "missing-from-text")
 
 Published = dict[str, str]

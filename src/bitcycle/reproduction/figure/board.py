@@ -19,26 +19,11 @@ from bitcycle.reproduction.analysis.metrics import readings
 from bitcycle.reproduction.analysis.statistics import Estimate, over_seeds
 from bitcycle.reproduction.figure.data import ItemData, Panel, cost_against, metric_name, our_network, panels_of
 from bitcycle.reproduction.figure.plots import draw_points, label_axes, log_axis, point, side_by_side
-from bitcycle.reproduction.figure.style import Drawing, Style
+from bitcycle.reproduction.figure.style import STYLES, Drawing, Style
 from bitcycle.reproduction.figure.table import Table, interval, number, signed
 from bitcycle.schedule import SUITE
 
 COLUMN = "final"
-FAMILIES = {
-    "static": ("static, by its bits", "0.35", "s"),
-    **dict.fromkeys(SUITE, ("cyclic", "#0072b2", "o")),
-    "pfq": ("PFQ", "#009e73", "P"),
-    "dfq": ("DFQ", "#cc79a7", "X"),
-    "fractrain": ("FracTrain", "#d55e00", "*"),
-    "hlhlp": ("HLHLp", "#56b4e9", "^"),
-    "fine_tuning": ("fine-tuning", "#e69f00", "D"),
-    "partial_pretrain": ("partial pre-training", "#8a5a00", "v"),
-}
-OTHER_QUANTIZERS = {"static, by its bits": ("#b8a000", "D"), "cyclic": ("#aa4499", "h")}
-"""Colour and marker of these families with a quantizer other than that of static 8 bits."""
-FORMATS = {"nvfp4": "d", "fp8": "X"}
-"""Markers of static formats beside others."""
-
 STATIC = {"schedule": "static", "fw": 8}
 """Static 8 bits of any length."""
 
@@ -148,11 +133,12 @@ def draw_board(data: ItemData) -> Drawing | None:
 
 def style_of_row(row: Row, main: str) -> Style:
     """The style of a method; static 8 bits and other quantizers than `main` have markers of their own."""
-    label, colour, marker = FAMILIES.get(schedule_of(row.cell), (schedule_of(row.cell), "0.5", "o"))
+    schedule, others = schedule_of(row.cell), STYLES["other_quantizers"]
+    label, colour, marker = STYLES["board"].get("cyclic" if schedule in SUITE else schedule, (schedule, "0.5", "o"))
     quantizer = row.cell.setting("quantizer", "sbm")
-    if label in OTHER_QUANTIZERS and quantizer not in (main, "none"):
-        colour, marker = OTHER_QUANTIZERS[label]
-        marker = FORMATS.get(str(quantizer), marker)
+    if label in others and quantizer not in (main, "none"):
+        colour, marker = others[label]
+        marker = STYLES["formats"].get(quantizer, marker)
         label = f"{label}, {quantizer}"
     elif matches(row.cell, STATIC):
         label, marker = "static 8 bits, by its steps", "<"

@@ -25,7 +25,7 @@ from bitcycle.reproduction.analysis.contrast import Pool
 from bitcycle.reproduction.analysis.frozen import read_families
 from bitcycle.reproduction.analysis.items import PUBLISHED, SWEEPS, Item, read_items
 from bitcycle.reproduction.analysis.verdict import judge, write_claims
-from bitcycle.reproduction.figure import board, landscape, phases, plots, recipes, schematic
+from bitcycle.reproduction.figure import board, landscape, plots, recipes, schematic
 from bitcycle.reproduction.figure.data import ItemData, gather
 from bitcycle.reproduction.figure.page import Entry, Picture, write_pages
 from bitcycle.reproduction.figure.run import bits_and_loss, bits_of_blocks, range_tests
@@ -62,20 +62,8 @@ def make_all(root: Path, target: Path, summary: Path) -> list[Entry]:
     shown = [row for row in claims if row.estimate is not None and (row.decided or row.leaning)]
     inputs = [vars(row) for row in shown]
     intervals = write_picture("claims", inputs, target / "pictures" / "claims", lambda: plots.forest(shown))
-    draw_phases(root, target)
     write_pages(target, entries, claims, intervals)
     return entries
-
-
-def draw_phases(root: Path, target: Path) -> Picture | None:
-    """Draw the phases of HLHLp by setting beside the paper's, from the runs of results/notes/hlhlp-phases.md."""
-    rows = read_csv(root / RESULTS / "summary" / "hlhlp_phases.csv", missing_ok=True)
-    table = read_csv(root / PUBLISHED / "hlhlp_table6.csv")
-    published = [float(row["value"]) for row in table if row["group"].startswith("(A)")]
-    path = target / "pictures" / "hlhlp_phases"
-    return write_picture(
-        "hlhlp-phases", [rows, published], path, lambda: phases.phases_beside_the_paper(rows, published)
-    )
 
 
 def board_items(sweeps: Path) -> list[Item]:

@@ -1,28 +1,14 @@
 """Common style of the papers' pictures: colours and markers of methods."""
 
-from typing import NamedTuple, Optional
+from pathlib import Path
+from typing import Any, NamedTuple, Optional
 
+import yaml
 from matplotlib.figure import Figure
 
-STYLES = {
-    **dict.fromkeys(("static", "SBM"), ("0.35", "s")),
-    **dict.fromkeys(("Full Precision", "full precision", "float"), ("black", "s")),
-    **dict.fromkeys(("CPT", "partial pre-training", "HLHLp", "FP-Agg", "initial window, by its end"), ("#0072b2", "o")),
-    **dict.fromkeys(("SBM+CLR", "low precision", "fine-tuning", "Q-Agg"), ("#e69f00", "D")),
-    **dict.fromkeys(("progressive precision", "PFQ", "Auto-PFQ four-stage"), ("#009e73", "P")),
-    "Auto-PFQ two-stage": ("#56b4e9", "v"),
-    "Manual-PFQ four-stage": ("#b8a000", "X"),
-    **dict.fromkeys(("DoReFa", "Manual-PFQ two-stage"), ("#8a5a00", "^")),
-    "WAGEUBN": ("#b8a000", "v"),
-    "DFQ": ("#cc79a7", "X"),
-    "FracTrain": ("#d55e00", "*"),
-    "later window, by its beginning": ("#d55e00", "D"),
-}
-"""Colour (colour-blind safe) and marker of each method, the same in all papers; other methods are grey circles."""
-PROFILES = {"linear": "#009e73", "cosine": "#0072b2", "exponential": "#d55e00", "rex": "#aa4499"}
-"""Colours of the growth profiles in Better Schedules."""
-FORMS = {"repeated": "o", "vertical": "^", "horizontal": "v"}
-"""Markers of its forms: repeated, triangular with mirrored values, triangular with mirrored time."""
+STYLES: dict[str, Any] = yaml.safe_load(Path(__file__).with_name("styles.yaml").read_text())
+"""Colours and markers of methods, of the boards, and of the schedules' growth profiles and forms."""
+PROFILES, FORMS = STYLES["profiles"], STYLES["forms"]
 ORDERED = "viridis"
 """Colour map for ordered values."""
 
@@ -51,4 +37,6 @@ def style_of(method: str) -> Style:
     >>> style_of("other")
     Style(label='other', colour='0.5', marker='o', edge=None)
     """
-    return Style(method, *next((style for name, style in STYLES.items() if f"{method} ".startswith(f"{name} ")), ()))
+    return Style(
+        method, *next((style for name, style in STYLES["methods"].items() if f"{method} ".startswith(f"{name} ")), ())
+    )

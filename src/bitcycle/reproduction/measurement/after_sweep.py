@@ -27,12 +27,12 @@ from bitcycle.files import resource_root
 from bitcycle.guard import guarded
 from bitcycle.reproduction.measurement.artifacts import read_result
 from bitcycle.reproduction.measurement.corruption import Corruption
-from bitcycle.reproduction.measurement.job import Analysis, Job, Network, read_options
+from bitcycle.reproduction.measurement.job import Analysis, Job, Network
 from bitcycle.reproduction.measurement.noise import NoiseTest
 from bitcycle.reproduction.measurement.plane import Plane
 from bitcycle.reproduction.measurement.sharpness import Sharpness
 from bitcycle.reproduction.measurement.surface import Surface
-from bitcycle.settings import SettingError, nearest
+from bitcycle.settings import SettingError, nearest, read_words
 from bitcycle.sweep.composition import composing
 from bitcycle.sweep.grid import as_text
 from bitcycle.sweep.registry import Sweep, SweepRun, index_runs, read_sweep, sweep_files
@@ -51,7 +51,7 @@ def read_entry(entry: Mapping[str, Any], scale: str) -> tuple[list[Analysis], li
         problem = f"an analysis of kind {name} needs {kind.networks} networks"
         raise SettingError("analyses.networks", networks, problem, f"list {kind.networks}")
     several = [given] if seeds is None else [{**given, "seed": seed} for seed in range(seeds)]
-    return [read_options(kind, values) for values in several], networks
+    return [read_words(kind, values) for values in several], networks
 
 
 def groups_of(runs: Sequence[SweepRun], networks: Sequence[Mapping[str, Any]], count: int) -> Iterator[list[Any]]:

@@ -19,7 +19,7 @@ from rich.progress import track
 
 from bitcycle.guard import guarded
 from bitcycle.reproduction.measurement.artifacts import IDENTITY, Result, Row, read_result, write_result
-from bitcycle.settings import SettingError, Settings, default_of, nearest
+from bitcycle.settings import Settings, default_of, read_words
 from bitcycle.training.environment import describe_environment
 from bitcycle.training.finished_run import FinishedRun, finished_summary, load_run
 from bitcycle.training.run import set_up_torch
@@ -126,32 +126,6 @@ def rounded(value: float) -> str:
 # The command line
 
 
-def read_options(kind: type[Analysis], given: dict[str, Any]) -> Analysis:
-    """Read options from strings of a command line or values of a sweep file. Raises SettingError for an unknown option or an
-    invalid value."""
-    types = {field.name: str(field.type) for field in fields(kind)}
-    if strangers := [name for name in given if name not in types]:
-        problem = f"is not an option of analysis={kind.kind}"
-        raise SettingError(strangers[0], given[strangers[0]], problem, nearest(strangers[0], types))
-    return kind(**{name: _value(value, types[name]) for name, value in given.items()})
-
-
-def _value(given: Any, declared: str) -> Any:
-    """Convert a value to the declared type: null, a list written as a,b or [a,b], a number, or text."""
-    if given is None or given == "null":
-        return None
-    if "list" in declared:
-        words = [part.strip() for part in given.strip("[]").split(",")] if isinstance(given, str) else given
-        return [_value(word, declared.replace("list", "")) for word in words if word != ""]
-    if "str" in declared:
-        return str(given)
-    try:
-        value = json.loads(str(given))
-    except json.JSONDecodeError:
-        return given
-    return float(value) if "float" in declared and isinstance(value, int) else value
-
-
 def run_command(kind: type[Analysis], description: str | None, arguments: Sequence[str] | None = None) -> int:
     """Run the command of a kind of analysis, with one option for each of its settings, and return its exit code."""
     form = argparse.RawDescriptionHelpFormatter
@@ -168,7 +142,7 @@ def run_command(kind: type[Analysis], description: str | None, arguments: Sequen
     networks, data_root = given.pop("networks"), given.pop("data_root")
 
     def run() -> None:
-        analysis = read_options(kind, {name: value for name, value in given.items() if value is not None})
+        analysis = read_words(kind, {name: value for name, value in given.items() if value is not None})
         job = Job(analysis, tuple(map(Network.parse, networks)), data_root)
         print(f"{job.path}: {len(job.run().rows)} rows; `make collect` adds it to results/summary")
 

@@ -19,13 +19,6 @@ from bitcycle.reproduction.figure.data import ItemData, status_line
 from bitcycle.reproduction.figure.table import Table, as_markdown, number, signed
 
 HERE = Path(__file__).parent
-LINKS = {
-    "better": "https://arxiv.org/abs/2403.02243",
-    "cpt": "https://arxiv.org/abs/2101.09868",
-    "partial": "https://openreview.net/forum?id=H6ZWlQrPGS2",
-    "fractrain": "https://arxiv.org/abs/2012.13113",
-}
-"""Links to the papers; we know of no free copy of HLHLp."""
 BOARD = "Board: accuracy against training cost of all methods, which no paper compares"
 
 
@@ -169,8 +162,7 @@ def write_pages(
         ],
         "forest": forest,
         "papers": papers,
-        "titles": {**PAPERS, "board": BOARD},
-        "links": LINKS,
+        "about": {**PAPERS, "board": {"title": BOARD}},
         "style": (HERE / "page.css").read_text(),
         "script": (HERE / "page.js").read_text(),
     }

@@ -1,8 +1,10 @@
-"""Simulates families of claims without any effect: python -m bitcycle.reproduction.analysis.null_families [COUNT].
+"""Simulates families of claims without any effect: python scripts/null_families.py [COUNT].
 
 Each family is judged at its planned half and at its end, by the code that judges the recorded runs. The share of families with
 a false decision at either look is written to results/summary/null_families.csv, which docs/results.md shows.
 """
+
+from __future__ import annotations
 
 import sys
 from collections.abc import Sequence

@@ -107,16 +107,12 @@ def _texts(place: Place) -> dict[str, object]:
 
 def read_manifest(path: Path) -> list[Place]:
     """The rows of an item's manifest; empty if there is no file."""
-    return [
-        Place(
-            **{name: row[name] for name in ("scale", "hash", "proxy", "superseded")},
-            cell=int(row["cell"]),
-            seeds=tuple(map(int, row["seeds"].split())),
-            paper=json.loads(row["paper"]),
-            ours=json.loads(row["ours"]),
-        )
-        for row in read_csv(path, missing_ok=True)
-    ]
+    found = []
+    for row in read_csv(path, missing_ok=True):
+        seeds, paper, ours = tuple(map(int, row["seeds"].split())), json.loads(row["paper"]), json.loads(row["ours"])
+        words = row["proxy"], row["superseded"]
+        found.append(Place(row["scale"], int(row["cell"]), row["hash"], seeds, *words, paper, ours))
+    return found
 
 
 def record_launch(name: str, scale: str, launched: Iterable[str], compose: Compose, root: Path) -> None:

@@ -37,6 +37,9 @@ WORDS = ("id", "sentence", "section", "effect", "value", "looks", "untested", "a
 """The fields of a claim that are not part of its test."""
 
 
+Row = dict[str, object]
+
+
 @dataclass(frozen=True)
 class Family:
     """A frozen family of claims.
@@ -135,45 +138,31 @@ def _restricted(cell: Cell, seeds: Sequence[str], since: str) -> Cell:
     return replace(cell, runs=tuple(runs))
 
 
-def freeze(
-    name: str,
-    claims: Sequence[Claim],
-    seeds: range,
-    powers: Mapping[str, float | None],
-    published: Path,
-    deviations: Mapping[str, float] | None = None,
-) -> Path:
-    """Write a new family. Raises SettingError if it exists, or has a claim without enough power, or a margin without a quote."""
-    path = published / "families" / f"{name}.yaml"
-    if path.exists():
-        raise SettingError("family", name, "is frozen already", "choose another name; a frozen family does not change")
-    for claim in claims:
-        found = powers.get(claim.id)
-        if found is not None and found < LEAST_POWER:
-            problem = f"has a power of {found:.2f} at the published effect with {len(seeds)} seeds"
-            raise SettingError("claim", claim.id, problem, f"leave it out, or plan seeds for at least {LEAST_POWER}")
-        if not claim.quote:
-            problem = "does not quote the words or numbers of the paper that its direction or margin comes from"
-            raise SettingError("claim", claim.id, problem, "add a quote to its entry")
-    entries = {
-        claim.id: {
-            "test": fingerprint(claim),
-            "seeds": len(seeds),
-            "first_seed": seeds.start,
-            "deviation": _rounded((deviations or {}).get(claim.id)),
-            "power": _rounded(powers.get(claim.id)),
-        }
-        for claim in claims
-    }
+def freeze(path: Path, entries: Mapping[str, Mapping[str, object]]) -> Path:
+    """Write a new family: for each claim the fingerprint of its test, seeds, deviation and power."""
     content = {"frozen": datetime.now(UTC).date().isoformat(), "looks": LOOKS, "claims": entries}
-    path.parent.mkdir(parents=True, exist_ok=True)
     write_bytes(path, f"# A frozen family of claims\n{OmegaConf.to_yaml(OmegaConf.create(content))}".encode())
-    read_families(published)
+    read_families(path.parents[1])
     return path
 
 
-def _rounded(value: float | None) -> float | None:
-    return None if value is None else round(value, 3)
+def entry_of(claim: Claim, seeds: range, row: Mapping[str, str], deviation: float | None, power: float | None) -> Row:
+    """The entry of a claim in a new family. Deviation and margin are those that results/summary/claims.csv tells of its earlier
+    trainings, in `row`, unless the deviation is given. Raises SettingError if it has not enough power, or no quote."""
+    margin = float(row["margin"]) if row.get("margin") else claim.fixed_margin if claim.has_margin else None
+    if deviation is None and row:
+        deviation = float(row["deviation"])
+    if power is None:
+        power = planned_power(claim, deviation, margin, len(seeds))
+    if power is not None and power < LEAST_POWER:
+        problem = f"has a power of {power:.2f} at the published effect with {len(seeds)} seeds"
+        raise SettingError("claim", claim.id, problem, f"leave it out, or plan seeds for at least {LEAST_POWER}")
+    if not claim.quote:
+        problem = "does not quote the words or numbers of the paper that its direction or margin comes from"
+        raise SettingError("claim", claim.id, problem, "add a quote to its entry")
+    numbers = {"deviation": deviation, "power": power}
+    rounded = {name: None if value is None else round(value, 3) for name, value in numbers.items()}
+    return {"test": fingerprint(claim), "seeds": len(seeds), "first_seed": seeds.start, **rounded}
 
 
 def planned_power(claim: Claim, deviation: float | None, margin: float | None, seeds: int) -> float | None:
@@ -183,15 +172,6 @@ def planned_power(claim: Claim, deviation: float | None, margin: float | None, s
         return None
     estimate = Estimate(0.0, deviation / math.sqrt(seeds), seeds - 1, seeds)
     return power(estimate, published_effect(claim), claim.bounds(margin, tested_reference(claim)))
-
-
-def measured(claim: Claim, rows: Sequence[Mapping[str, str]]) -> tuple[float | None, float | None]:
-    """Deviation and margin of a claim that results/summary/claims.csv tells of its earlier trainings."""
-    row = next((row for row in rows if row["claim_id"] == claim.id and row["deviation"]), None)
-    margin = claim.fixed_margin if claim.has_margin else None
-    if row is None:
-        return None, margin
-    return float(row["deviation"]), float(row["margin"]) if row["margin"] else margin
 
 
 def _value(text: str) -> tuple[str, float]:
@@ -212,21 +192,21 @@ def main(words: Sequence[str] | None = None) -> int:
     told = "power of a claim, for a trend from a simulation; default: computed for its published effect and deviation"
     parser.add_argument("--power", type=_value, action="append", default=[], metavar="CLAIM=VALUE", help=told)
     given = parser.parse_args(words)
+    path = given.published / "families" / f"{given.name}.yaml"
+    if path.exists():
+        problem, remedy = "is frozen already", "choose another name; a frozen family does not change"
+        raise SettingError("family", given.name, problem, remedy)
     known = {claim.id: claim for claim in read_claims(given.published)}
+    rows = read_csv(given.published.parent / "summary" / "claims.csv", missing_ok=True)
+    measured = {row["claim_id"]: row for row in reversed(rows) if row["deviation"]}
+    seeds = range(given.first_seed, given.first_seed + given.seeds)
+    deviations, powers, entries = dict(given.deviation), dict(given.power), {}
     for name in given.claims:
         if name not in known:
             raise SettingError("claim", name, "there is no such claim", nearest(name, known))
-    chosen = [known[name] for name in given.claims]
-    rows = read_csv(given.published.parent / "summary" / "claims.csv", missing_ok=True)
-    known_rows = {claim.id: measured(claim, rows) for claim in chosen}
-    deviations = {name: deviation for name, (deviation, _) in known_rows.items() if deviation is not None}
-    deviations |= dict(given.deviation)
-    powers = {
-        claim.id: planned_power(claim, deviations.get(claim.id), known_rows[claim.id][1], given.seeds)
-        for claim in chosen
-    } | dict(given.power)
-    seeds = range(given.first_seed, given.first_seed + given.seeds)
-    print(freeze(given.name, chosen, seeds, powers, given.published, deviations))
+        row = measured.get(name, {})
+        entries[name] = entry_of(known[name], seeds, row, deviations.get(name), powers.get(name))
+    print(freeze(path, entries))
     return EXIT_DONE
 
 

@@ -9,10 +9,9 @@ from datetime import UTC, date, datetime
 from pathlib import Path
 
 from bitcycle.files import read_csv, write_csv
-from bitcycle.reproduction.analysis.verdict import ClaimResult
+from bitcycle.reproduction.analysis.verdict import DECIDED, ClaimResult
 
 COLUMNS = ("date", "claim_id", "scale", "verdict", "estimate", "low", "high", "n", "rule", "reason")
-DECIDED = ("supported", "supported in part", "contradicted")
 NAMES = {"not run": "not tested at this scale"}
 """Former name of a verdict -> its name today."""
 
@@ -43,9 +42,7 @@ def update(path: Path, claims: Path) -> None:
 
 def withdrawn(history: Iterable[Mapping[str, str]], now: Iterable[ClaimResult]) -> list[str]:
     """The claims that were decided once, at some scale, and are not any more."""
-    once = {
-        row["claim_id"] for row in history if row["verdict"].startswith(DECIDED)
-    }  # earlier words name the scale, too
+    once = {row["claim_id"] for row in history if row["verdict"].startswith(DECIDED)}  # the scale may follow
     return sorted(once - {row.claim_id for row in now if row.verdict in DECIDED})
 
 

@@ -1,15 +1,12 @@
 """Names of networks, datasets, methods and precisions as the papers print them."""
 
 import re
-from typing import Any
+from functools import cache
 
-from bitcycle.dataset import DATASETS
-from bitcycle.model import MODELS
 from bitcycle.precision import FLOAT
 from bitcycle.presets import Presets
-from bitcycle.quantizer import QUANTIZERS
 from bitcycle.reproduction.analysis.aggregation import Cell
-from bitcycle.schedule import SCHEDULES
+from bitcycle.settings import Settings
 
 IMAGES = {"cifar10": 10, "cifar10_16": 10, "cifar100": 100, "digits": 10, "imagenet": 1000}
 """Number of classes of the image datasets, all balanced."""
@@ -23,18 +20,20 @@ PHASED = ("hlhlp", "fine_tuning", "hlhlhlp")
 """Schedules whose phases have fixed bits of the weights."""
 
 
-def label_of(presets: Presets[Any], name: object) -> str:
+@cache
+def label_of(group: str, name: object) -> str:
     """The papers' name of a model, dataset, schedule or quantizer: `label` in its file.
 
-    >>> label_of(MODELS, "resnet74"), label_of(MODELS, "resnet20_extra_skip"), label_of(MODELS, "other")
+    >>> label_of("model", "resnet74"), label_of("model", "resnet20_extra_skip"), label_of("model", "other")
     ('ResNet-74', 'ResNet-20', 'other')
     """
+    presets: Presets[Settings] = Presets(group)
     return presets[name].label if isinstance(name, str) and name in presets else str(name)
 
 
 def our_model(cell: Cell) -> str:
     """The network of our runs, with its size if that is a setting."""
-    label, hidden = label_of(MODELS, cell.actual("model")), cell.actual("model.hidden")
+    label, hidden = label_of("model", cell.actual("model")), cell.actual("model.hidden")
     if cell.actual("model") == "transformer":
         return f"{label} with {cell.actual('model.layers')} layers of width {cell.actual('model.width')}"
     return label if hidden is None else f"{re.sub(r' [0-9]+$', '', label)} with {hidden} hidden units"
@@ -44,19 +43,19 @@ def our_data(cell: Cell) -> str:
     """The data of our runs, with vocabulary size and number of samples if these are settings."""
     name, vocabulary, samples = map(cell.actual, ("dataset", "dataset.vocabulary", "dataset.train_samples"))
     kind = "images" if name in IMAGES else "pieces of 35 words" if vocabulary and name != "sick" else "samples"
-    words = [label_of(DATASETS, name)]
+    words = [label_of("dataset", name)]
     words += [f"vocabulary of {vocabulary:,}"] if vocabulary else []
     return ", ".join([*words, f"{samples:,} {kind}"] if samples else words)
 
 
 def model_of(cell: Cell) -> str:
     """The paper's name of a cell's network."""
-    return label_of(MODELS, cell.setting("model"))
+    return label_of("model", cell.setting("model"))
 
 
 def dataset_of(cell: Cell) -> str:
     """The paper's name of a cell's data."""
-    return label_of(DATASETS, cell.setting("dataset"))
+    return label_of("dataset", cell.setting("dataset"))
 
 
 def panel_of(cell: Cell) -> str:
@@ -170,8 +169,8 @@ def method_of(cell: Cell) -> str:
     if is_float(cell):
         return "Full Precision"
     if schedule_of(cell) != "static":
-        return label_of(SCHEDULES, schedule_of(cell))
-    name = label_of(QUANTIZERS, cell.setting("quantizer", "sbm"))
+        return label_of("schedule", schedule_of(cell))
+    name = label_of("quantizer", cell.setting("quantizer", "sbm"))
     return f"{name}+CLR" if cell.setting("training.learning_rate.name") == "cyclic" else name
 
 

@@ -7,8 +7,6 @@ from dataclasses import replace
 from operator import ne
 from typing import Any
 
-from bitcycle.dataset import DATASETS
-from bitcycle.model import MODELS
 from bitcycle.reproduction.analysis import labels
 from bitcycle.reproduction.analysis.aggregation import Cell, Run, distinct_runs
 from bitcycle.reproduction.analysis.claims import Claim
@@ -85,9 +83,9 @@ def _mostly(cell: Cell, counts: Callable[[Run], bool]) -> Cell:
 def _too_far(cell: Cell, claim: Claim) -> str:
     data, model = ((str(cell.setting(key)), str(cell.actual(key))) for key in ("dataset", "model"))
     if data in TOO_FAR:
-        what, (paper, ours) = "data are", (labels.label_of(DATASETS, name) for name in data)
+        what, (paper, ours) = "data are", (labels.label_of("dataset", name) for name in data)
     elif model[1] in claim.too_far or ("network family" in claim.requires and family(model[0]) != family(model[1])):
-        what, (paper, ours) = "network is", (labels.label_of(MODELS, name) for name in model)
+        what, (paper, ours) = "network is", (labels.label_of("model", name) for name in model)
     else:
         return ""
     why = claim.too_far.get(model[1], "")
@@ -122,9 +120,7 @@ def diverged(run: Run) -> str:
     ABOVE_CHANCE points worse, and only in a phase, since all runs at chance are a matter of the metric (`failed`)."""
     lower_is_better = run.row.get("metric", "").endswith(LOWER)
     phases: Sequence[Mapping[str, Any]] = run.curve.get("phases", [])
-    ends = [
-        (f"phase {number}", phase.get("final"), phase.get("chance")) for number, phase in enumerate(phases, start=1)
-    ]
+    ends = [(f"phase {number}", one.get("final"), one.get("chance")) for number, one in enumerate(phases, start=1)]
     for where, value, recorded in [*ends, *[("the end", run.number("final"), None)] * lower_is_better]:
         level = guessing(run) if recorded is None else float(recorded)
         if value is None or level is None:

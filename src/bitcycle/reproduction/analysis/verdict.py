@@ -33,6 +33,7 @@ VERDICTS = (
     *("no test", "not tested at this scale"),
 )
 SUPPORTED, IN_PART, CONTRADICTED, UNDECIDED, EXPLORATORY, COMPUTED, NO_TEST, NOT_TESTED = VERDICTS
+DECIDED = (SUPPORTED, IN_PART, CONTRADICTED)
 LEVEL = 0.95
 SCALES = ("paper", "mini")
 """Scales at which claims are tested; smoke runs are too short."""

@@ -74,16 +74,9 @@ def gather(item: Item, pool: Pool, root: Path) -> ItemData:
     """Collect the data of an item of a repository."""
     file, published = item.sweep_file(root / SWEEPS), root / PUBLISHED
     manifest = root / MANIFEST / file.parent.name / f"{file.stem}.csv" if file else Path()
-    return ItemData(
-        item,
-        find_results(read_manifest(manifest), pool.runs) if file else Results(),
-        read_published(item, published),
-        read_published(item, published, "_digitized"),
-        root,
-        file,
-        read_sweep(file) if file else Sweep(),
-        pool,
-    )
+    results = find_results(read_manifest(manifest), pool.runs) if file else Results()
+    numbers, digitized = (read_published(item, published, suffix) for suffix in ("", "_digitized"))
+    return ItemData(item, results, numbers, digitized, root, file, read_sweep(file) if file else Sweep(), pool)
 
 
 @dataclass(frozen=True)
@@ -135,9 +128,7 @@ def by_length(panel: Panel) -> list[Panel]:
 
 def comparable(data: ItemData, split: str = "", same_length: bool = False) -> list[Panel]:
     """The panels in which cells can be compared with a baseline that is below the ceiling of its metric."""
-    found = panels_of(data, split)
-    if same_length:
-        found = [part for panel in found for part in by_length(panel)]
+    found = [part for panel in panels_of(data, split) for part in (by_length(panel) if same_length else [panel])]
     kept = []
     for panel in found:
         first = panel.first(data.spec.base)
@@ -179,10 +170,7 @@ def status_line(data: ItemData) -> str:
     results = data.results
     if not results.done:
         return f"no runs yet: {'; '.join(data.commands)}" if data.commands else ""
-    trainings = len({run.training for run in results.runs})
     cells = f"{len(results.done)} of {len(results.cells)} cells"
-    parts = [f"{results.scale} scale, {results.trials}, {trainings} distinct trainings in {cells}"]
-    for panel in panels_of(data):
-        if panel.proxy_for:
-            parts.append(f"{panel.title} is a proxy for {'; '.join(panel.proxy_for)}")
-    return ". ".join(parts)
+    state = f"{results.scale} scale, {results.trials}, {len(results.runs)} distinct trainings in {cells}"
+    proxies = (panel for panel in panels_of(data) if panel.proxy_for)
+    return ". ".join([state, *(f"{panel.title} is a proxy for {'; '.join(panel.proxy_for)}" for panel in proxies)])

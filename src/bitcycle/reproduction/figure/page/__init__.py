@@ -14,11 +14,12 @@ from PIL import Image
 
 from bitcycle.dataset import DATASETS
 from bitcycle.reproduction.analysis.items import PAPERS, PUBLISHED
-from bitcycle.reproduction.analysis.verdict import EXPLORATORY, UNDECIDED, VERDICTS, ClaimResult
+from bitcycle.reproduction.analysis.verdict import COMPUTED, DECIDED, EXPLORATORY, UNDECIDED, VERDICTS, ClaimResult
 from bitcycle.reproduction.figure.data import ItemData, status_line
 from bitcycle.reproduction.figure.table import Table, as_markdown, number, signed
 
 HERE = Path(__file__).parent
+FILTERED = ("paper", "verdict", "published_size", "scope")
 BOARD = "Board: accuracy against training cost of all methods, which no paper compares"
 
 
@@ -94,21 +95,14 @@ def claim_words(row: ClaimResult) -> dict[str, Any]:
         kind, words = f"{row.leaning} leaning", f"{of}leaning: {row.leaning}"
     size = {None: "", True: "inside", False: "excluded"}[row.published_inside]
     texts = {"kind": kind, "verdict_words": words, "estimate_words": estimate(row), "details": details(row)}
-    shown = {**texts, "published_size": size}
-    return {**asdict(row), **shown}
+    return {**asdict(row), **texts, "published_size": size}
 
 
 def _state(row: ClaimResult) -> int:
     """The rank of a verdict in the table: decided, computed, leaning, undecided, exploratory, and those without a test."""
-    decided = ("supported", "supported in part", "contradicted")
-    order = [
-        "computed",
-        "leaning",
-        UNDECIDED,
-        *(name for name in VERDICTS if name not in (*decided, "computed", UNDECIDED)),
-    ]
+    order = dict.fromkeys((*DECIDED, COMPUTED, "leaning", UNDECIDED, *VERDICTS))
     word = "leaning" if row.verdict == UNDECIDED and row.leaning else row.verdict
-    return 0 if word in decided else 1 + order.index(word)
+    return max(list(order).index(word), len(DECIDED))
 
 
 def estimate(row: ClaimResult) -> str:
@@ -156,10 +150,7 @@ def write_pages(
         "notes": sorted(path.name for path in (folder / "notes").glob("*.md")),
         "claims": rows,
         "counts": sorted(Counter((row["verdict_words"], row["kind"]) for row in rows).items()),
-        "filters": [
-            (name, sorted({row[name] for row in rows} - {""}))
-            for name in ("paper", "verdict", "published_size", "scope")
-        ],
+        "filters": {name: sorted({row[name] for row in rows} - {""}) for name in FILTERED},
         "forest": forest,
         "papers": papers,
         "about": {**PAPERS, "board": {"title": BOARD}},

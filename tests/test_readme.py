@@ -190,7 +190,7 @@ ROOMS = (
         {"sweep"},
         {"integrations"},
     ),
-    *({"picture"}, {"benchmark"}, {"command", "doctor", "help", "cli", "__main__"}, {"reproduction"}),
+    *({"picture"}, {"benchmark"}, {"train_command", "doctor", "help", "cli", "__main__"}, {"reproduction"}),
 )
 """Modules and packages from the bottom to the top: each knows what stands below it and its own set, never what stands above."""
 

@@ -154,7 +154,6 @@ RESUME: dict[str, list[str]] = {
             "schedule=hlhlp",
             *FOUR_PHASES,
             "schedule.ratio=10",
-            "schedule.carry=quantized",
         ),
         *(
             "schedule.activation_bits=[32,2,8,2]",
@@ -169,10 +168,9 @@ RESUME: dict[str, list[str]] = {
         "training.batch_size=4",
         "dataset.test_samples=32",
     ],
-    "schedule=dfq remasked, own gates": [
+    "schedule=dfq remasked": [
         "schedule=dfq",
         "schedule.remask_gradient=true",
-        "schedule.shared=false",
         *SHORT,
     ],
     "schedule=dfq, chosen backward passes": ["schedule=dfq", "schedule.backward=chosen", *SHORT],

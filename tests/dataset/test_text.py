@@ -135,7 +135,6 @@ def test_settings_that_the_text_cannot_satisfy(tmp_path):
         (lambda: LanguageModellingOptions().epoch(info, 4000), "too few for 4000 streams"),
         (lambda: BlockLanguageModellingOptions(sequence_length=9000).epoch(info, 1), "less than one block"),
         (lambda: recurrent(name="gru", cell="gru"), "bias=both"),
-        (lambda: recurrent(name="lstm", tied=True, embedding=5), "cannot be tied"),
         (
             lambda: plan("dataset=text", f"dataset.path={path}", "model=resnet8"),
             "does not accept the data of dataset=text",

@@ -66,8 +66,6 @@ def test_recurrence_and_projection_are_those_of_the_formula():
         expected = (h @ gates.projections[0].weight.T + gates.projections[0].bias).argmax(1)
         assert torch.equal(gates.choose(index, x).argmax(1), expected)
     assert len(gates.cells) == len(gates.projections) == 1
-    own, _ = gated(resnet(), shared=False)
-    assert len(own.gates.cells) == len(own.gates.projections) == 3
 
 
 def test_of_equal_probabilities_the_first_is_chosen():

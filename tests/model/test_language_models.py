@@ -93,8 +93,6 @@ def test_initial_weights():
     )
     for parameter in wide.rnn.parameters():
         assert float(parameter.detach().abs().max()) == pytest.approx(0.1, rel=0.01)
-    tied = RecurrentLanguageModelOptions(name="lstm", hidden=10, tied=True).build(TokenShape(50))
-    assert tied.decoder.weight is tied.embedding.weight
 
 
 def test_a_bias_held_at_zero_is_neither_trained_nor_saved():
@@ -130,7 +128,7 @@ def test_a_transformer_sees_no_word_to_come(cutoffs):
 
 def test_adaptive_softmax_is_a_distribution_and_its_losses_those_of_all_words():
     torch.manual_seed(0)
-    words = AdaptiveVocabulary(20, width=16, cutoffs=[5, 12], factor=4, dropout=0.0)
+    words = AdaptiveVocabulary(20, width=16, cutoffs=[5, 12], dropout=0.0)
     assert [tuple(e.shape) for e in words.embeddings] == [(5, 16), (7, 4), (8, 1)]
     h, targets = torch.randn(30, 16), torch.randint(20, (30,))
     everything = words.log_probabilities(h)
@@ -148,7 +146,6 @@ def test_transformers_that_make_no_sense():
     for options, words in (
         ({"heads": 7}, "divisible by 7 heads"),
         ({"cutoffs": [9, 3]}, "ascending"),
-        ({"cutoffs": [9], "quantize_head": True}, "stays float"),
         ({"cutoffs": [3, 9, 20], "width": 16}, "last band's width 0"),
     ):
         with pytest.raises(SettingError, match=words):

@@ -109,7 +109,6 @@ def test_backbone_weights_come_from_a_file(tmp_path):
     model = options.build(SHAPE)
     assert model.frozen_bn
     assert torch.equal(model.backbone.layer4[1].conv2.weight, theirs.layer4[1].conv2.weight)
-    assert not RetinaNetOptions(backbone_weights="file", frozen_bn="false").freezes_bn
     assert not RetinaNetOptions().freezes_bn
     with pytest.raises(SettingError, match=r"backbone_weights.*instead of \[.*model.depth"):
         RetinaNetOptions(depth=50, width=8, backbone_weights=options.backbone_weights).build(SHAPE)

@@ -98,7 +98,7 @@ def summary(tmp_path_factory):
     rows += [row("RTH", seed, final - 2 + 0.1 * seed, "b") for seed, final in enumerate(finals)]
     rows += [row("CR", seed, finals[seed] + (-1) ** seed, "c") for seed in range(2)] + [row("LR", 0, 59.0, "d")]
     rows += [row("static", seed, final - 1, "e", steps=1000) for seed, final in enumerate(finals)]
-    rows += [row("ER", 0, 10.0, "f", schedule__exp_k=2.0)]  # no candidate: another constant
+    rows += [row("ER", 0, 10.0, "f", schedule__end_at_q_max=False)]  # no candidate: another end
     path = tmp_path_factory.mktemp("results") / "summary" / "runs.csv"
     path.parent.mkdir()
     path.write_text(as_csv(SUMMARY_COLUMNS, rows))

@@ -183,12 +183,9 @@ def test_leftover_steps_of_the_released_code():
     assert schedule("CR", q_min=3, q_max=8, cycles=7, total_steps=64_000)(63_999).weight == 8
 
 
-def test_rounding_switch():
-    level = {
-        name: schedule("LR", q_min=3, q_max=8, cycles=1, total_steps=1000, rounding=name)(150).weight
-        for name in ("rint", "ceil", "floor")
-    }
-    assert level == {"rint": 4, "ceil": 4, "floor": 3}  # S = 3.75
+def test_bits_are_the_nearest():
+    assert schedule("LR", q_min=3, q_max=8, cycles=1, total_steps=1000)(150).weight == 4  # S = 3.75
+    assert schedule("LR", q_min=3, q_max=8, cycles=1, total_steps=1000)(50).weight == 3  # S = 3.25
 
 
 @pytest.mark.parametrize("name", ["LR", "delayed"])
@@ -240,11 +237,6 @@ def test_deficit_window():
     assert [t for t in range(100) if by_epoch(t).weight == 3] == list(range(10, 30))
 
 
-def test_small_exponential_constant_warns():
-    with pytest.warns(UserWarning, match="larger exp_k"):
-        schedule("ER", exp_k=2, total_steps=1000)
-
-
 @pytest.mark.parametrize(
     ("name", "options", "words"),
     [
@@ -254,7 +246,7 @@ def test_small_exponential_constant_warns():
         ("RTH", {"cycles": 3}, "even number such as 4"),
         ("RTH", {"cycles": 0}, "use 1 or more"),
         ("RTH", {"cycles": 2000}, "use at most 1000"),
-        ("RTH", {"rounding": "up"}, "rint"),
+        ("RTH", {"period_rounding": "up"}, "ceil"),
         ("RTH", {"q_max": 33}, "use 32 or less"),
         ("gradient_cycle", {"gradient_min": 9, "gradient_max": 8}, "gradient_min <= gradient_max"),
         ("deficit", {"start": 0.5, "end": 0.2}, "start <= end"),
@@ -296,13 +288,13 @@ def test_every_schedule_is_printable_and_repeatable():
 @pytest.mark.parametrize("form", ["repeated", "vertical", "horizontal", "within", "annealing"])
 @pytest.mark.parametrize("profile", ["linear", "cosine", "exponential", "rex"])
 def test_course_found_by_bisection_is_that_of_every_step(profile, form, unit):
-    for rounding, period_rounding, end, steps, cycles in (
-        *(("rint", "floor", False, 977, 8), ("floor", "ceil", True, 1000, 6), ("ceil", "floor_plus_one", True, 512, 8)),
-        *(("rint", "floor", True, 64, 2), ("rint", "ceil", False, 6400, 2)),
+    for period_rounding, end, steps, cycles in (
+        *(("floor", False, 977, 8), ("ceil", True, 1000, 6), ("floor_plus_one", True, 512, 8)),
+        *(("floor", True, 64, 2), ("ceil", False, 6400, 2)),
     ):
         for low, gradient in ((3, None), (2, 4)):
             options = Cyclic(
-                name="x", profile=profile, form=form, q_min=low, q_max=8, cycles=cycles, unit=unit, rounding=rounding,
+                name="x", profile=profile, form=form, q_min=low, q_max=8, cycles=cycles, unit=unit,
                 period_rounding=period_rounding, end_at_q_max=end, gradient_min=gradient,
             )  # fmt: skip
             length = RunLength(steps, 7)

@@ -273,7 +273,7 @@ def test_what_is_said_on_the_command_line_wins_over_the_data_sets_own():
 @pytest.mark.parametrize(
     "overrides",
     [
-        ["schedule=RTH", "schedule.cycles=2", "model.frozen_bn=true"],
+        ["schedule=RTH", "schedule.cycles=2"],
         ["quantizer=none"],
     ],
     ids=" ".join,

@@ -58,13 +58,10 @@ def network(users: int = 7, items: int = 9, **values) -> nn.Module:
 
 
 def test_the_network_has_the_sizes_of_the_paper():
-    counts = {}
-    for bn in (True, False):
-        model = network(bn=bn)
-        counts[bn] = sum(parameter.numel() for parameter in model.parameters())
+    model = network()
     mlp = 256 * 256 + 256 + 256 * 128 + 128 + 128 * 64 + 64
-    assert counts[False] == (7 + 9) * (64 + 128) + mlp + 128 + 1
-    assert counts[True] - counts[False] == 2 * (256 + 128 + 64)
+    norms = 2 * (256 + 128 + 64)
+    assert sum(parameter.numel() for parameter in model.parameters()) == (7 + 9) * (64 + 128) + mlp + norms + 128 + 1
     assert model(torch.tensor([1, 2, 3]), torch.tensor([4, 5, 6])).shape == (3,)
 
 
@@ -78,17 +75,11 @@ def test_initial_weights():
 
 
 def test_which_layers_stay_float():
-    def treated(options, **values):
-        return [rule.treatment for rule in conversion_plan(network(**values), options)]
-
-    default = ["float", "quantized", "quantized", "float"]
-    assert treated(Sbm()) == treated(PactBinary()) == default
-    everything = ["quantized", "quantized", "quantized", "float"]
-    assert treated(Sbm(), first="quantized") == everything
-    assert treated(PactBinary(float_layers=["last"]), first="quantized") == everything
+    for options in (Sbm(), PactBinary()):
+        treated = [rule.treatment for rule in conversion_plan(network(), options)]
+        assert treated == ["float", "quantized", "quantized", "float"]
     with pytest.raises(SettingError, match="PACT would clip"):
         quantize_model(network(), PactBinary(float_layers=["last"]))
-    quantize_model(network(first="quantized"), PactBinary(float_layers=["last"]))
 
 
 def test_known_sizes_need_no_data():
@@ -244,7 +235,7 @@ def test_movielens_is_whole_or_refused(tmp_path, monkeypatch):
     [
         ["schedule=RTH"],
         ["schedule=partial_pretrain", "quantizer=pact_binary"],
-        ["schedule=CR", "model.first=quantized", "model.bn=false", "dataset.validation=0.5"],
+        ["schedule=CR", "dataset.validation=0.5"],
     ],
 )
 def test_smoke_runs(ratings, overrides):

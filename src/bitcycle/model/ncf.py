@@ -15,7 +15,6 @@ import torch
 from torch import Tensor, nn
 
 from bitcycle.model.base import ModelOptions
-from bitcycle.settings import setting
 from bitcycle.shapes import InteractionShape
 
 FACTORS, EMBEDDING, WIDTHS = 64, 128, (256, 128, 64)
@@ -25,19 +24,18 @@ EMBEDDING_STD = 0.01
 class NeuralCollaborativeFiltering(nn.Module):
     """User ids and item ids [N] -> logits [N]."""
 
-    def __init__(self, users: int, items: int, bn: bool = True, first: str = "float") -> None:
+    float_layers = signed_inputs = ("first", "last")
+
+    def __init__(self, users: int, items: int) -> None:
         super().__init__()
         self.user_factors, self.item_factors = nn.Embedding(users, FACTORS), nn.Embedding(items, FACTORS)
         self.user_embedding, self.item_embedding = nn.Embedding(users, EMBEDDING), nn.Embedding(items, EMBEDDING)
         blocks, before = [], 2 * EMBEDDING
         for width in WIDTHS:
-            norm = [nn.BatchNorm1d(width)] if bn else []
-            blocks.append(nn.Sequential(nn.Linear(before, width), *norm, nn.ReLU()))
+            blocks.append(nn.Sequential(nn.Linear(before, width), nn.BatchNorm1d(width), nn.ReLU()))
             before = width
         self.mlp = nn.Sequential(*blocks)
         self.final = nn.Linear(FACTORS + before, 1)
-        # If the first layer is quantized, a quantizer that clips negative inputs (PACT) may clip the embeddings.
-        self.float_layers = self.signed_inputs = ("first", "last") if first == "float" else ("last",)
         self._initialise()
 
     def _initialise(self) -> None:
@@ -62,13 +60,6 @@ class Ncf(ModelOptions):
     takes = InteractionShape
 
     name: str = "ncf"
-    bn: bool = setting(True, "batch norm after each layer of the MLP (partial 4.1: before binarized inputs)")
-    first: str = setting(
-        "float",
-        "first layer of the MLP: float (partial 4.3), or quantized; with quantizer=pact_binary also set"
-        " quantizer.float_layers=[last] (its inputs, N(0, 0.01^2) at first, are then all below the threshold of 1.5)",
-        choices=("float", "quantized"),
-    )
 
     def build(self, shape: InteractionShape) -> NeuralCollaborativeFiltering:
-        return NeuralCollaborativeFiltering(shape.users, shape.items, self.bn, self.first)
+        return NeuralCollaborativeFiltering(shape.users, shape.items)

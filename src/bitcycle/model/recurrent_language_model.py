@@ -42,8 +42,6 @@ class RecurrentLanguageModel(nn.Module):
         self.rnn = layer(size, options.hidden, options.layers, dropout=options.dropout if options.layers > 1 else 0.0)
         self.decoder = (FloatLinear if options.quantize == "recurrent" else nn.Linear)(options.hidden, vocabulary)
         self.dropout_embedding, self.dropout = nn.Dropout(options.dropout_embedding), nn.Dropout(options.dropout)
-        if options.tied:
-            self.decoder.weight = self.embedding.weight
         self._initialise(options.recurrent_range, options.bias == "input")
 
     @torch.no_grad()
@@ -88,7 +86,6 @@ class RecurrentLanguageModelOptions(ModelOptions):
     dropout_embedding: float = setting(
         0.0, "dropout rate of the embedding (Better Schedules' paper: 0, its code: 0.5)", minimum=0, maximum=1
     )
-    tied: bool = setting(False, "share one matrix between softmax layer and embedding")
     bias: str = setting(
         "input",
         "biases of a recurrent layer: on W only (input: Better Schedules' code), or on W and U as in PyTorch (both)",
@@ -105,9 +102,6 @@ class RecurrentLanguageModelOptions(ModelOptions):
     )
 
     def validate(self) -> None:
-        if self.tied and self.embedding not in (None, self.hidden):
-            problem = f"cannot be tied to a softmax weight for {self.hidden} units"
-            raise SettingError("embedding", self.embedding, problem, "omit it, or set tied=false")
         if self.cell == "gru" and self.bias == "input":
             raise SettingError("bias", self.bias, "a GRU needs a separate bias on U", "use bias=both")
 

@@ -117,12 +117,6 @@ class RetinaNetOptions(ModelOptions):
         " null: random (Better Schedules 4.2: pre-trained)",
         content=True,
     )
-    frozen_bn: str = setting(
-        "auto",
-        "keep the statistics of batch normalisation but train scale and shift (Better Schedules' code): true, false, or"
-        " auto (true if backbone weights with statistics are given)",
-        choices=("auto", "true", "false"),
-    )
 
     def validate(self) -> None:
         if self.depth not in (18, 34, 50, 101):
@@ -131,9 +125,7 @@ class RetinaNetOptions(ModelOptions):
     @property
     def freezes_bn(self) -> bool:
         """Whether batch normalisation keeps its statistics."""
-        if self.frozen_bn == "auto":
-            return self.backbone_weights is not None or self.initial_weights is not None
-        return self.frozen_bn == "true"
+        return self.backbone_weights is not None or self.initial_weights is not None
 
     def check(self, shape: DetectionShape) -> None:
         if shape.channels != 3:

@@ -27,11 +27,14 @@ from bitcycle.model.base import FloatLinear, ModelOptions
 from bitcycle.settings import SettingError, setting
 from bitcycle.shapes import TokenShape
 
+BAND_FACTOR = 4
+"""Ratio of the embedding widths of consecutive bands of the vocabulary."""
+
 
 class AdaptiveVocabulary(nn.Module):
     """Adaptive input and softmax: frequency bands of the vocabulary, narrower embeddings for rare words, tied in both.
 
-        input    x(w) = P_b E_b[w],                                          b: band of w, E_b [words, width / factor^b]
+        input    x(w) = P_b E_b[w],                                          b: band of w, E_b [words, width / 4^b]
         softmax  p(w) = softmax([E_0 P_0^T h; C h])[w]                       first band; C h: logits of the other bands
                  p(w) = softmax([E_0 P_0^T h; C h])[band b] softmax(E_b P_b^T h)[w]
 
@@ -41,12 +44,12 @@ class AdaptiveVocabulary(nn.Module):
     `cutoffs` are the first words of the bands after the first. Dropout applies before the softmax of a rare band.
     """
 
-    def __init__(self, vocabulary: int, width: int, cutoffs: Sequence[int], factor: int, dropout: float) -> None:
+    def __init__(self, vocabulary: int, width: int, cutoffs: Sequence[int], dropout: float) -> None:
         super().__init__()
         self.width, self.dropout = width, dropout
         self.edges = [0, *cutoffs, vocabulary]
         self.bands = list(itertools.pairwise(self.edges))
-        sizes = [(end - start, width // factor**band) for band, (start, end) in enumerate(self.bands)]
+        sizes = [(end - start, width // BAND_FACTOR**band) for band, (start, end) in enumerate(self.bands)]
         self.embeddings = nn.ParameterList(torch.empty(words, narrow) for words, narrow in sizes)
         self.projections = nn.ParameterList(torch.empty(width, narrow) for _, narrow in sizes)
         self.clusters = nn.Parameter(torch.empty(len(cutoffs), width))
@@ -157,7 +160,7 @@ class TransformerLanguageModel(nn.Module):
     """
 
     float_layers = ()
-    signed_inputs = ("first", "*.query", "*.key", "*.value", "*.output", "*.widen", "head")
+    signed_inputs = ("first", "*.query", "*.key", "*.value", "*.output", "*.widen")
     quantized_bias = True
 
     def __init__(self, options: "TransformerOptions", vocabulary: int) -> None:
@@ -169,15 +172,12 @@ class TransformerLanguageModel(nn.Module):
             self.embedding = nn.Embedding(vocabulary, options.width)
             nn.init.normal_(self.embedding.weight, 0, options.width**-0.5)
         else:
-            self.adaptive = AdaptiveVocabulary(
-                vocabulary, options.width, options.cutoffs, options.band_factor, options.tail_dropout
-            )
+            self.adaptive = AdaptiveVocabulary(vocabulary, options.width, options.cutoffs, options.tail_dropout)
         self.dropout = nn.Dropout(options.dropout)
         self.layers = nn.ModuleList(TransformerLayer(options) for _ in range(options.layers))
         self.norm = nn.LayerNorm(options.width) if options.final_norm else nn.Identity()
         if options.cutoffs is None:
-            kind = nn.Linear if options.quantize_head else FloatLinear
-            self.head = kind(options.width, vocabulary, bias=False)
+            self.head = FloatLinear(options.width, vocabulary, bias=False)
             self.head.weight = self.embedding.weight
 
     def features(self, tokens: Tensor) -> Tensor:
@@ -211,11 +211,9 @@ class TransformerOptions(ModelOptions):
     attention_dropout: float = setting(0.0, "dropout rate of the attention weights", minimum=0, maximum=1)
     activation_dropout: float = setting(0.0, "dropout rate after the ReLU", minimum=0, maximum=1)
     final_norm: bool = setting(True, "apply a norm after the last layer (Baevski and Auli: none)")
-    quantize_head: bool = setting(False, "quantize the softmax layer too; not with cutoffs")
     cutoffs: Optional[list[int]] = setting(
         None, "adaptive input and softmax: first word of each band after the first; null: one tied matrix", minimum=1
     )
-    band_factor: int = setting(4, "adaptive: ratio of the embedding widths of consecutive bands", minimum=1)
     tail_dropout: float = setting(0.2, "adaptive: dropout rate before the softmax of a rare band", minimum=0, maximum=1)
 
     def validate(self) -> None:
@@ -224,12 +222,11 @@ class TransformerOptions(ModelOptions):
             raise SettingError("width", self.width, f"is not divisible by {self.heads} heads", remedy)
         if self.cutoffs is None:
             return
-        if self.quantize_head:
-            raise SettingError("quantize_head", True, "adaptive softmax stays float", "use cutoffs=null, or false")
         if self.cutoffs != sorted(set(self.cutoffs)) or not self.cutoffs:
             raise SettingError("cutoffs", self.cutoffs, "is not in ascending order", "sort it, as in [20000,60000]")
-        if self.width // self.band_factor ** len(self.cutoffs) < 1:
-            raise SettingError("band_factor", self.band_factor, "makes the last band's width 0", "lower it")
+        if self.width // BAND_FACTOR ** len(self.cutoffs) < 1:
+            problem = f"makes the last band's width 0, as each is a {BAND_FACTOR}th of the one before"
+            raise SettingError("cutoffs", self.cutoffs, problem, "use fewer")
 
     def check(self, shape: TokenShape) -> None:
         if self.cutoffs is not None and self.cutoffs[-1] >= shape.vocabulary:

@@ -35,7 +35,6 @@ class Phase:
         start_from: weights at the end of the previous phase (previous), those with its best validation (best), or, of its
             `candidates` best by validation, those with the smallest Tr(sqrt v) (flattest).
         candidates: number of weights of the previous phase that `flattest` chooses from.
-        carry_quantized: start from the quantized values of the weights instead of the float master weights.
     """
 
     start: int
@@ -44,7 +43,6 @@ class Phase:
     rate_ratio: tuple[int, int] | None = None
     start_from: str = "previous"
     candidates: int = 5
-    carry_quantized: bool = False
 
     @property
     def kept(self) -> int:

@@ -6,7 +6,6 @@ section 3.2, step one. The paper gives no constants; the defaults are those of t
 
 import dataclasses
 import math
-import warnings
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cache
@@ -22,12 +21,12 @@ PROFILES = ("linear", "cosine", "exponential", "rex")
 LARGEST_PERIOD = 10**6
 """Up to this length, precision computed in float64 is monotone within half a cycle, as in exact arithmetic: successive steps
 differ by more than the rounding error of the profile."""
-REX_D = 0.9
+EXP_K, REX_D = 4.0, 0.9
+"""Constants of the exponential and the REX profile."""
 FORMS = ("repeated", "vertical", "horizontal", "within", "annealing")
-ROUNDINGS: dict[str, Callable[[float], int]] = {"rint": round, "ceil": math.ceil, "floor": math.floor}
 
 
-def growth_profile(name: str, exp_k: float = 4.0) -> Callable[[float], float]:
+def growth_profile(name: str) -> Callable[[float], float]:
     """The growth profile g called `name`.
 
     linear       g(z) = z
@@ -39,7 +38,7 @@ def growth_profile(name: str, exp_k: float = 4.0) -> Callable[[float], float]:
     profiles: dict[str, Callable[[float], float]] = {
         "linear": lambda z: z,
         "cosine": lambda z: (1 - math.cos(math.pi * z)) / 2,
-        "exponential": lambda z: 1 - math.exp(-exp_k * z),
+        "exponential": lambda z: 1 - math.exp(-EXP_K * z),
         "rex": lambda z: (1 - REX_D) * z / (1 - REX_D * z),
     }
     return profiles[name]
@@ -56,7 +55,7 @@ class Cyclic(FormatLevels):
         s(t) = g(1 - z) in even cycles, g(z) in odd ones       form = horizontal  (triangular, time mirrored)
         s(t) = g(1 - |2z - 1|)                                form = within      (up and down in one cycle)
         s(t) = g(1 - z)                                       form = annealing   (high to low in each cycle)
-        bits = round(q_min + (q_max - q_min) s(t))
+        bits = round(q_min + (q_max - q_min) s(t))            to the nearest, as CPT's code; its text prints ceil
 
     Gradient bits follow the same formula between gradient_min and gradient_max, which both default to q_max. With a list of
     `formats`, the formula gives an index from 0 to the last one, in place of bits from q_min to q_max.
@@ -75,9 +74,6 @@ class Cyclic(FormatLevels):
     cycles: int = setting(8, "number of cycles in the run (Better Schedules: 8, CPT: 32)", minimum=1)
     gradient_min: Optional[int] = setting(None, "lowest gradient bits; null means q_max", minimum=1, maximum=32)
     gradient_max: Optional[int] = setting(None, "highest gradient bits; null means q_max", minimum=1, maximum=32)
-    rounding: str = setting(
-        "rint", "rounding to whole bits; CPT prints ceil, its code and costs use rint", choices=ROUNDINGS
-    )
     unit: str = setting("iteration", "unit of the step t; epoch in CPT's text", choices=("iteration", "epoch"))
     period_rounding: str = setting(
         "ceil",
@@ -85,7 +81,6 @@ class Cyclic(FormatLevels):
         " exact: T/n, every cycle whole",
         choices=("ceil", "floor", "floor_plus_one", "exact"),
     )
-    exp_k: float = setting(4.0, "constant k of the exponential profile", minimum=0.01)
     end_at_q_max: bool = setting(
         True, "give the last step the highest precision even if a short or truncated cycle does not reach it"
     )
@@ -123,15 +118,6 @@ class Cyclic(FormatLevels):
         if self.cycles > steps:
             problem = f"the run has only {steps} {self.unit}s, less than one per cycle"
             raise SettingError("cycles", self.cycles, problem, f"use at most {steps} cycles or train longer")
-        low, high = (self.lowest_forward, self.q_max) if self.formats is None else (0, len(self.formats) - 1)
-        end = low + (high - low) * self._growth(1.0)
-        if self.profile == "exponential" and ROUNDINGS[self.rounding](end) < high:
-            unit = "bits" if self.formats is None else f"of {high} steps between formats"
-            warnings.warn(
-                f"exp_k={self.exp_k} is so small that a cycle ends at {end:.2f} {unit}, below q_max={self.q_max}; "
-                "set a larger exp_k",
-                stacklevel=2,
-            )
 
     @property
     def first_test(self) -> RangeTest:
@@ -219,7 +205,7 @@ class Cyclic(FormatLevels):
         return self._growth(z)
 
     def _growth(self, z: float) -> float:
-        return growth_profile(self.profile, self.exp_k)(z)
+        return growth_profile(self.profile)(z)
 
     def _level_bits(self, level: float, low: int, high: int, formats: list[str] | None) -> int:
         if formats is None:
@@ -227,7 +213,7 @@ class Cyclic(FormatLevels):
         return bits_of(formats)[self._bits(level, 0, len(formats) - 1)]
 
     def _bits(self, level: float, low: int, high: int) -> int:
-        return min(high, max(low, ROUNDINGS[self.rounding](low + (high - low) * level)))
+        return min(high, max(low, round(low + (high - low) * level)))
 
     def _time(self, step: int, length: RunLength) -> int:
         return step // self._time_unit(length)

@@ -92,9 +92,6 @@ class Dfq(ScheduleOptions):
     family: Optional[str] = setting(
         None, "family of networks that determines the defaults; null: that of the model", choices=tuple(FAMILIES)
     )
-    shared: bool = setting(
-        True, "one LSTM and projection shared by all blocks, as in the code; false: one for each, as in the text"
-    )
     backward: str = setting(
         "all",
         "backward pass: all candidates for all samples, as in the code, or only the chosen candidate of each sample (Eq. 1: "

@@ -152,11 +152,6 @@ class Hlhlp(PhasedOptions):
         minimum=0,
     )
     candidates: int = setting(5, "number of weights that `flattest` chooses from (HLHLp 3.2: three to five)", minimum=1)
-    carry: str = setting(
-        "latent",
-        "values that a phase takes from its starting weights: the float master weights, or their quantized values",
-        choices=("latent", "quantized"),
-    )
 
     def validate(self) -> None:
         if not self.bits:
@@ -178,10 +173,10 @@ class Hlhlp(PhasedOptions):
     def plan(self) -> Sequence[PlannedPhase]:
         shares = self.lengths or [1.0 if rate == "initial" else self.later_length for rate in self.rates]
         activations = self.activation_bits or [FLOAT] * len(self.bits)
-        options = [self._options(index, *choice) for index, choice in enumerate(zip(self.rates, self.start_from))]
+        options = [self._options(*choice) for choice in zip(self.rates, self.start_from)]
         return [PlannedPhase(*part) for part in zip(shares, self.bits, activations, options)]
 
-    def _options(self, index: int, rate: str, start_from: str) -> dict[str, Any]:
+    def _options(self, rate: str, start_from: str) -> dict[str, Any]:
         measured = rate == "coarse" and self.ratio is None
         ratio = self.ratio if rate == "coarse" and self.ratio is not None else 1.0
         return {
@@ -189,5 +184,4 @@ class Hlhlp(PhasedOptions):
             "rate_ratio": (2, 8) if measured else None,
             "start_from": start_from,
             "candidates": self.candidates,
-            "carry_quantized": index > 0 and self.carry == "quantized",
         }

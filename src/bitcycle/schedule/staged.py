@@ -84,14 +84,14 @@ class PlateauIndicator:
     """Detects turning points, where the loss per epoch has become flat.
 
     With the last `window` losses l_1 .. l_w since the last turning point and the scale S, the magnitude of the mean of the first
-    ten losses of the run (or the largest of their magnitudes, `peak`), a turning point is reached when the window is full and
+    ten losses of the run, a turning point is reached when the window is full and
 
-        |l_j - l_w| <= threshold S       for every j < w             difference = window       (as in the released code)
-        |l_j - l_(j+1)| <= threshold S   for every j < w             difference = consecutive  (FracTrain, algorithm 1)
+        |l_j - l_w| <= threshold S       for every j < w
 
     A turning point empties the window and multiplies the threshold by alpha, at most `max_decays` times.
 
-    Source: FracTrain, section 3.1 and algorithm 1; released code, train_pfq.py. Differs from the code in that every turning
+    Source: FracTrain, section 3.1; released code, train_pfq.py (algorithm 1 has the differences of consecutive losses, and the
+    text the largest magnitude as S). Differs from the code in that every turning
     point decays the threshold unless max_decays=2 is set (which makes no difference for a schedule of four stages), and in the
     magnitude: the total loss of FracTrain can be negative, and the code then finds a turning point whenever the window is full.
     """
@@ -101,8 +101,6 @@ class PlateauIndicator:
     threshold: float
     alpha: float
     window: int = 5
-    difference: str = "window"
-    scale: str = "mean10"
     max_decays: int | None = None
     epochs: int = 0
     first_losses: list[float] = field(default_factory=list)
@@ -126,16 +124,11 @@ class PlateauIndicator:
     @property
     def loss_scale(self) -> float:
         """The scale S of the losses."""
-        if self.scale == "peak":
-            return max(map(abs, self.first_losses))
         return abs(sum(self.first_losses)) / len(self.first_losses)
 
     def _is_flat(self) -> bool:
-        later = self.recent[1:] if self.difference == "consecutive" else [self.recent[-1]] * (self.window - 1)
-        return all(
-            abs(earlier - loss) <= self.threshold * self.loss_scale
-            for earlier, loss in zip(self.recent[:-1], later, strict=True)
-        )
+        *earlier, last = self.recent
+        return all(abs(loss - last) <= self.threshold * self.loss_scale for loss in earlier)
 
 
 @dataclass
@@ -147,16 +140,6 @@ class LossPlateau(ScheduleOptions):
         0.3, "factor of the threshold after a turning point (paper 0.3, code's default 0.4)", minimum=0
     )
     window: int = setting(5, "number of epochs whose losses must be close to each other", minimum=2)
-    difference: str = setting(
-        "window",
-        "differences of earlier epochs to the latest (window, the code) or of consecutive epochs (consecutive, algorithm 1)",
-        choices=("window", "consecutive"),
-    )
-    scale: str = setting(
-        "mean10",
-        "differences are relative to the mean of the first ten losses (the code) or their peak (the paper)",
-        choices=("mean10", "peak"),
-    )
     max_decays: Optional[int] = setting(
         None, "number of turning points that decay the threshold; null: all (code: 2)", minimum=0
     )
@@ -173,7 +156,7 @@ class LossPlateau(ScheduleOptions):
 
     def indicator(self) -> PlateauIndicator:
         """A new loss plateau indicator."""
-        return PlateauIndicator(self.epsilon, self.alpha, self.window, self.difference, self.scale, self.max_decays)
+        return PlateauIndicator(self.epsilon, self.alpha, self.window, self.max_decays)
 
 
 @dataclass

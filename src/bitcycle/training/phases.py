@@ -16,7 +16,7 @@ from torch import nn
 
 from bitcycle import distributed
 from bitcycle.device import widest_float
-from bitcycle.layer import PrecisionController, carry_quantized, restart_quantizers, step_ratio
+from bitcycle.layer import PrecisionController, restart_quantizers, step_ratio
 from bitcycle.precision import FLOAT, Precision
 from bitcycle.recipe.learning_rate import LearningRateOptions
 from bitcycle.schedule import Phase
@@ -164,7 +164,8 @@ class PhaseRunner:
             self.model.load_state_dict(self.folder.load_candidate(chosen.step))
             from_step = chosen.step
         if phase.start:
-            self._change(phase)
+            restart_quantizers(self.model)
+            self.optimizer.state.clear()
         self.ratio = step_ratio(self.model, *phase.rate_ratio) if phase.rate_ratio else 1.0
         self.index, self.candidates = self.index + 1, []
         then = self.following
@@ -185,14 +186,6 @@ class PhaseRunner:
         }
         self.records.append(record)
         return record
-
-    def _change(self, phase: Phase) -> None:
-        """Apply all changes of a phase besides weights and learning rate."""
-        if phase.carry_quantized:
-            self.controller.use(self.controller.schedule(phase.start - 1))
-            carry_quantized(self.model)
-        restart_quantizers(self.model)
-        self.optimizer.state.clear()
 
     def flatness(self) -> float | None:
         """The current Tr(sqrt v), if the next phase selects its starting weights by it."""

@@ -67,11 +67,11 @@ class Gates(nn.Module):
         super().__init__()
         gates, blocks = choices.gates, len(choices.blocks)
         hidden, embedding, state = gates.sizes
-        copies, options = 1 if gates.shared else blocks, len(gates.pairs)
+        options = len(gates.pairs)
         self.choices = choices
         self.embeddings = nn.ModuleList(Embedding(width, hidden, embedding) for width in channels)
-        self.cells = nn.ModuleList(nn.LSTMCell(embedding, state) for _ in range(copies))
-        self.projections = nn.ModuleList(nn.Linear(state, options) for _ in range(copies))
+        self.cells = nn.ModuleList([nn.LSTMCell(embedding, state)])  # lists, as in checkpoints
+        self.projections = nn.ModuleList([nn.Linear(state, options)])
         if gates.facts.initial == "fan_out":
             self.apply(_initialise)
         self.states = nn.ModuleList(
@@ -105,9 +105,8 @@ class Gates(nn.Module):
         embedded = self.embeddings[index](x)
         if index == 0:
             self._begin()
-        copy = 0 if self.options.shared else index
-        self._memory = self.cells[copy](embedded, self._memory)
-        logits = self.projections[copy](self._memory[0]).masked_fill(~self.available[index], -torch.inf)
+        self._memory = self.cells[0](embedded, self._memory)
+        logits = self.projections[0](self._memory[0]).masked_fill(~self.available[index], -torch.inf)
         mask: Tensor = straight_through(_one_hot, logits.softmax(1))
         if self.training:
             if self.counting:

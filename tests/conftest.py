@@ -14,6 +14,7 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Sequence
+from contextlib import nullcontext
 from functools import cache, partial
 from multiprocessing.context import BaseContext
 from pathlib import Path
@@ -49,9 +50,21 @@ ROOT = Path(__file__).parent.parent
 GOLDEN = Path(__file__).parent / "data" / "golden"
 
 
-def golden_arrays(name: str) -> dict[str, torch.Tensor]:
-    with np.load(GOLDEN / f"{name}.npz") as arrays:
-        return {key: torch.from_numpy(arrays[key]) for key in arrays.files}
+def golden_device() -> torch.device:
+    """Where the golden tests compute: `bitcycle gpu-day` names the device of its runs."""
+    return torch.device(os.environ.get("BITCYCLE_GOLDEN_DEVICE", "cpu"))
+
+
+def golden_arrays(name: str, folder: Path = GOLDEN) -> dict[str, torch.Tensor]:
+    with np.load(folder / f"{name}.npz") as arrays:
+        return {key: torch.from_numpy(np.asarray(arrays[key])).to(golden_device()) for key in arrays.files}
+
+
+@pytest.fixture(autouse=True)
+def golden_tests_on_their_device(request):
+    """What a golden test makes lies on the device of its arrays."""
+    with golden_device() if request.node.get_closest_marker("golden") else nullcontext():
+        yield
 
 
 def golden_json(name: str):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import collections
 import json
 import logging
+import os
 import traceback
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict
@@ -15,10 +16,11 @@ import pytest
 import torch
 
 from bitcycle.doctor.numerics import numerics_findings
+from bitcycle.reproduction.gpu_day import GOLDEN, GOLDEN_DEVICE
 from bitcycle.training.loop import Trainer
 from bitcycle.training.run import execute
 from tests.accelerator.pretended import DEVICE, start
-from tests.conftest import digits_plan
+from tests.conftest import ROOT, digits_plan
 from tests.made_data import with_made_data
 
 
@@ -110,6 +112,13 @@ def record(target: Path, function: Callable[..., Any], *arguments: Any) -> None:
     torch.set_num_threads(1)
     logging.disable(logging.WARNING)
     target.write_text(json.dumps(function(*arguments)))
+
+
+def golden_tests() -> int:
+    """The exit code of the golden tests on the device, as `bitcycle gpu-day` runs them there, with float64."""
+    DEVICE.refuse_float64 = False
+    os.environ[GOLDEN_DEVICE] = str(start())
+    return pytest.main(["-q", "-m", "golden", "-p", "no:cacheprovider", "-o", "addopts=", str(ROOT / GOLDEN)])
 
 
 def self_check() -> list[dict[str, Any]]:

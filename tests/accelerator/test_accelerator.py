@@ -9,7 +9,7 @@ import pytest
 from bitcycle.doctor.finding import OK
 from bitcycle.files import read_csv
 from bitcycle.quantizer import QUANTIZERS
-from tests.accelerator.case import outcome, record, self_check
+from tests.accelerator.case import golden_tests, outcome, record, self_check
 from tests.accelerator.record import RECORD
 from tests.conftest import _processes
 from tests.settings import RESUME, run_of
@@ -64,6 +64,10 @@ def test_the_doctor_compares_every_quantizer_with_the_cpu(found_there):
     assert found["state"] == OK and found["text"].startswith("pretended:0 against the CPU")
     assert set(found["values"]["compared"]) == {*QUANTIZERS} - {"none"}
     assert all(compared["share"] == 0 for compared in found["values"]["compared"].values())
+
+
+def test_the_golden_tests_pass_there(found_there):
+    assert found_there(golden_tests) == 0
 
 
 @pytest.mark.parametrize(

@@ -34,6 +34,7 @@ def check_golden(arrays: dict[str, Tensor]) -> int:
     return len(cases)
 
 
+@pytest.mark.golden
 def test_mx_equals_the_emulation_library_bit_for_bit():
     assert check_golden(golden_arrays("mx")) == 4 * 7 * 2
 
@@ -121,6 +122,7 @@ def test_nvfp4_is_what_its_definition_says(scale):
         assert torch.equal(y, expected)
 
 
+@pytest.mark.golden
 def test_nvfp4_equals_torchao_bit_for_bit():
     """Elements were divided by the product of both scales, which decides ties in another way."""
     arrays = golden_arrays("nvfp4")

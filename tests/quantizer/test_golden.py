@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import functools
 
-import numpy as np
 import pytest
 import torch
 from torch import nn
@@ -16,14 +15,10 @@ from bitcycle.quantizer.multibit import decompose, reconstruct
 from bitcycle.quantizer.pact_binary import PENALTY, PactActivation, binarize, pact
 from bitcycle.quantizer.ternary import TrainedTernaryWeight, ternarize
 from bitcycle.quantizer.uniform import quantize_symmetric
-from tests.conftest import ROOT
+from tests.conftest import ROOT, golden_arrays
 
-FOLDER = ROOT / "tests" / "data" / "golden-domains"
-
-
-def arrays(name: str) -> dict[str, torch.Tensor]:
-    with np.load(FOLDER / f"{name}.npz") as file:
-        return {key: torch.from_numpy(np.asarray(file[key])) for key in file.files}
+pytestmark = pytest.mark.golden
+arrays = functools.partial(golden_arrays, folder=ROOT / "tests" / "data" / "golden-domains")
 
 
 def cases(golden: dict[str, torch.Tensor], prefix: str = "") -> list[str]:

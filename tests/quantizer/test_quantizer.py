@@ -21,6 +21,7 @@ ROLES = {"act": ("activation", "x"), "weight": ("weight", "x"), "grad": ("gradie
 CASES = sorted({tuple(key.split("__")[:2]) for key in GOLDEN if key.split("__")[0] in ROLES})
 
 
+@pytest.mark.golden
 @pytest.mark.parametrize(("kind", "name"), CASES, ids="-".join)
 def test_equals_released_code_bit_for_bit(kind, name):
     role, source = ROLES[kind]
@@ -31,6 +32,7 @@ def test_equals_released_code_bit_for_bit(kind, name):
             assert torch.equal(y, GOLDEN[f"{kind}__{name}__b{bits}"]), bits
 
 
+@pytest.mark.golden
 def test_observer_equals_released_code_bit_for_bit():
     golden = golden_arrays("quant_measure")
     for momentum, prefix in ((0.9, "step4"), (0.1, "momentum01")):

@@ -206,7 +206,7 @@ def test_two_campaigns_in_one_folder_are_refused(tmp_path):
 def test_finished_runs_are_gathered_once(finished_digits, tmp_path, monkeypatch):
     plan = finished_digits()
     run = campaign_of(plan.folder)
-    summaries = Summaries(tmp_path / "summary" / "runs.csv", figures=False)
+    summaries = Summaries(tmp_path / "summary" / "runs.csv")
     summaries.refresh(run)
     assert plan.hash in summaries.summary.read_text()
     summaries.summary.unlink()

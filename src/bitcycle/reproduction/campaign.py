@@ -15,8 +15,8 @@ results/summary as runs end. `make reproduce` trains every sweep as one campaign
 
 import argparse
 import logging
+import math
 import os
-import subprocess
 import sys
 import time
 from collections import Counter
@@ -95,7 +95,7 @@ class Part:
 
 def read_plan(path: Path) -> list[Part]:
     """The parts of a plan, in order. Raises SettingError if the file is missing or not a plan."""
-    remedy = "see the beginning of bitcycle/campaign.py for the form of a plan"
+    remedy = "see the beginning of sweeps/campaign.yaml for the form of a plan"
     try:
         content: Any = OmegaConf.to_container(OmegaConf.load(path))
         parts = [Part(**entry) for entry in content["parts"]]
@@ -200,11 +200,10 @@ class Campaign:
 
 
 class Summaries:
-    """Adds finished runs to a summary file and draws figures from it."""
+    """Adds finished runs to a summary file."""
 
-    def __init__(self, summary: Path, figures: bool) -> None:
-        self.summary, self.figures = summary, figures
-        self.refreshed = float("-inf")
+    def __init__(self, summary: Path) -> None:
+        self.summary, self.refreshed = summary, -math.inf
 
     def refresh(self, campaign: Campaign, at_once: bool = False) -> None:
         """Add finished runs missing from the file, unless just attempted. Errors are logged and stop no run."""
@@ -219,8 +218,6 @@ class Summaries:
             if new:
                 known = len(collect_folders(folders, self.summary))
                 logger.info("%s: %d runs, %d of them new", self.summary, known, len(new))
-            if new and self.figures:
-                subprocess.run([sys.executable, "-m", "bitcycle.reproduction.figure.make"], check=False)
         except Exception:
             logger.exception("cannot collect results in %s; the campaign continues", self.summary)
         self.refreshed = time.monotonic()
@@ -228,7 +225,7 @@ class Summaries:
 
 def train(campaign: Campaign, pool: LocalPool, after_run: Callable[[], None] = lambda: None) -> int:
     """Train every missing run, none twice; returns the worst exit code. `after_run` is called when a run has ended."""
-    told = float("-inf")
+    told = -math.inf
 
     def take() -> tuple[SweepRun, list[str]] | None:
         run = campaign.next()
@@ -279,7 +276,6 @@ def main() -> int:
     parser.add_argument("--priority", choices=NICENESS, default="idle", help=words)
     parser.add_argument("--results-root", default=str(RUNS), help="folder of the run folders")
     parser.add_argument("--summary", type=Path, default=SUMMARY, help="where results are added")
-    parser.add_argument("--figures", action="store_true", help="redraw all figures when results are added")
     parser.add_argument("--dry-run", action="store_true", help="show the parts, their states and the time left")
     given = parser.parse_args()
     stop_at_once()
@@ -301,7 +297,7 @@ def run(given: argparse.Namespace, root: Path) -> int:
             console(200).print(campaign.table(given.jobs))
             return EXIT_DONE
         os.environ |= {THREADS: str(given.threads or users_threads() or 1), PRIORITY_VARIABLE: given.priority}
-        summaries = Summaries(given.summary, given.figures)
+        summaries = Summaries(given.summary)
         with alone(Path(results_root)):
             for part, runs in zip(parts, campaign.runs, strict=True):
                 record_launch(part.sweep, part.scale, [run.key[1] for run in runs if run.path], compose, Path.cwd())

@@ -1,27 +1,26 @@
 """`make gpu-day HOURS=8`: what a machine can do for the claims within some hours. Untested on hardware other than CPUs.
 
-First the machine is examined (`bitcycle doctor`), the golden tests run in a checkout, and a quick benchmark. Then runs of each
-kind are timed, and sweeps are trained in the order of claims per hour until the hours are over. At the end analyses, figures and
-tables are made from what is finished, with the published numbers beside ours. The same command again resumes: what was measured
-is kept in results/gpu-day/SCALE, and finished runs are not trained again.
+First come the doctor, in a checkout the golden tests on the device of runs, and a quick benchmark. Then runs of each kind are
+timed, and sweeps are trained in the order of claims per hour until the hours are over. At the end analyses, figures and tables
+are made from what is finished, with the published numbers beside ours. The same command again resumes: what was measured is kept
+in results/gpu-day/SCALE, and finished runs are not trained again.
 """
 
 import argparse
 import logging
 import os
-import signal
 import subprocess
 import sys
-import threading
 import time
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
+import torch
 from rich.table import Table
 
+from bitcycle.device import widest_float
 from bitcycle.doctor.__main__ import DEMO, examine
 from bitcycle.doctor.duration import RunTime, measure_kinds
 from bitcycle.errors import EXIT_DONE, EXIT_INTERRUPTED, RunError
@@ -30,23 +29,24 @@ from bitcycle.guard import guarded
 from bitcycle.reproduction.analysis.claims import UNTRAINED, Claim, read_claims
 from bitcycle.reproduction.analysis.collect import RUNS
 from bitcycle.reproduction.analysis.items import PUBLISHED, Item, read_items
-from bitcycle.reproduction.campaign import Campaign, Part, alone, train
 from bitcycle.reproduction.figure.page import Entry
 from bitcycle.reproduction.figure.table import as_markdown, published_table
-from bitcycle.reproduction.reproduce import draw_all
+from bitcycle.reproduction.reproduce import draw_all, train_all
 from bitcycle.settings import SettingError
 from bitcycle.signals import stop_at_once
-from bitcycle.sweep.composition import composing
 from bitcycle.sweep.execution import worst
 from bitcycle.sweep.local import LocalPool, useful_workers
 from bitcycle.sweep.registry import FINISHED, SCALES, SweepRun, distinct, sweep_index
 from bitcycle.sweep.status import Seconds, Speeds, measured_seconds
 from bitcycle.training.display import console, set_up_console
+from bitcycle.training.run import choose_device
 
 logger = logging.getLogger("bitcycle.reproduction.gpu_day")  # as a command this module is called __main__
 
 OUTPUT = Path("results/gpu-day")
-GOLDEN = Path("tests/quantizer/test_golden.py")
+GOLDEN, GOLDEN_DEVICE = "tests/quantizer", "BITCYCLE_GOLDEN_DEVICE"
+"""The golden tests in a checkout, and the environment variable that says where they compute."""
+BENCHMARK = ("--quick",)
 SHARE_OF_TIMING = 0.05
 """Share of the hours in which runs of each kind are timed, at most."""
 
@@ -123,42 +123,22 @@ def timed_kinds(runs: Sequence[SweepRun], file: Path, budget: float) -> Seconds:
     return measured_seconds((by_path[path], seconds) for path, seconds in known.items() if path in by_path)
 
 
-@contextmanager
-def deadline(seconds: float) -> Iterator[None]:
-    """Context in which this process gets SIGTERM after some seconds, so that runs save a checkpoint and stop."""
-    timer = threading.Timer(seconds, os.kill, (os.getpid(), signal.SIGTERM))
-    timer.daemon = True
-    timer.start()
-    try:
-        yield
-    finally:
-        timer.cancel()
-
-
 def examine_once(root: Path, target: Path) -> None:
-    """The doctor, the golden tests and a quick benchmark. Raises RunError if the machine or the tests are not sound."""
+    """The doctor, the golden tests on the device of runs, and a quick benchmark. Raises RunError if the machine or the tests are
+    not sound. What is recorded in the folder `target` is not done again."""
     if examine(DEMO, as_json=False) != EXIT_DONE:
         raise RunError("not every finding above is fine: do what it says, and run the same command again")
-    if (root / GOLDEN).exists() and not (target / "golden").exists():
-        command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", str(root / GOLDEN)]
-        if subprocess.run(command, cwd=root, check=False).returncode:
+    target.mkdir(parents=True, exist_ok=True)
+    chosen, passed = choose_device("auto"), target / "golden"
+    device = str(chosen) if widest_float(chosen) == torch.float64 else "cpu"  # they need float64, which Metal lacks
+    if (root / GOLDEN).exists() and (not passed.exists() or passed.read_text() != device):
+        command = [sys.executable, "-m", "pytest", "-q", "-m", "golden", "-p", "no:cacheprovider", GOLDEN]
+        if subprocess.run(command, cwd=root, env={**os.environ, GOLDEN_DEVICE: device}, check=False).returncode:
             raise RunError("the golden tests fail here: results would not be those of the published formulas")
-        write_bytes(target / "golden", b"passed\n")
+        write_bytes(passed, device.encode())
     if not (target / "benchmark.json").exists():
-        target.mkdir(parents=True, exist_ok=True)
-        output = str(target / "benchmark.json")
-        subprocess.run([sys.executable, "-m", "bitcycle.benchmark", "--quick", "--output", output], check=False)
-
-
-def train_plan(root: Path, plan: Sequence[Entered], scale: str, pool: LocalPool, seconds: float) -> int:
-    """Train the sweeps of a plan in order for some seconds; returns the worst exit code, 75 if the time was not enough."""
-    parts = [Part(entered.sweep, scale=scale) for entered in plan if not entered.unknown]
-    with composing(root / "conf") as compose, alone(RUNS):
-        campaign = Campaign(root, parts, str(RUNS), compose)
-        if seconds <= 0:
-            return EXIT_INTERRUPTED if campaign.next() else EXIT_DONE
-        with deadline(seconds):
-            return train(campaign, pool)
+        output = ["--output", str(target / "benchmark.json")]
+        subprocess.run([sys.executable, "-m", "bitcycle.benchmark", *BENCHMARK, *output], check=False)
 
 
 def paper_and_ours(entries: Sequence[Entry], scale: str) -> str:
@@ -169,7 +149,10 @@ def paper_and_ours(entries: Sequence[Entry], scale: str) -> str:
 
 
 def gpu_day(root: Path, scale: str, hours: float, pool: LocalPool, dry: bool) -> int:
-    """Examine, plan, train within the hours, draw; with `dry`, plan only. Returns the exit code: 75 if runs are left."""
+    """Examine, plan, train within the hours, draw; with `dry`, plan only. Returns the exit code: 75 if runs are left. Raises
+    SettingError if there are no hours."""
+    if hours <= 0:
+        raise SettingError("--hours", hours, "is no time", "give hours above 0, such as 8")
     began, target, screen = time.monotonic(), OUTPUT / scale, console(140)
     if not dry:
         examine_once(root, target)
@@ -181,7 +164,8 @@ def gpu_day(root: Path, scale: str, hours: float, pool: LocalPool, dry: bool) ->
     screen.print(plan_table(plan, hours, pool.workers))
     if dry:
         return EXIT_DONE
-    trained = train_plan(root, plan, scale, pool, 3600 * hours - (time.monotonic() - began))
+    pool.until = began + 3600 * hours
+    trained = train_all(root, scale, pool, [entered.sweep for entered in plan if not entered.unknown])
     analysed, entries = draw_all(root, scale, target)
     text = paper_and_ours(entries, scale)
     write_bytes(target / "paper-and-ours.md", text.encode())
@@ -202,13 +186,7 @@ def main() -> int:
     stop_at_once()
     set_up_console()
     pool = LocalPool(given.workers or useful_workers())
-    return guarded(lambda: _checked(given, pool))
-
-
-def _checked(given: argparse.Namespace, pool: LocalPool) -> int:
-    if given.hours <= 0:
-        raise SettingError("--hours", given.hours, "is no time", "give hours above 0, such as 8")
-    return gpu_day(resource_root(), given.scale, given.hours, pool, given.dry_run)
+    return guarded(lambda: gpu_day(resource_root(), given.scale, given.hours, pool, given.dry_run))
 
 
 if __name__ == "__main__":

@@ -6,7 +6,7 @@ After an interruption, the same command resumes. The output is in results/reprod
 
 import argparse
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 
 from rich.table import Table
@@ -15,7 +15,7 @@ from bitcycle.errors import EXIT_DONE, EXIT_FAILED, EXIT_INTERRUPTED
 from bitcycle.files import resource_root
 from bitcycle.guard import guarded
 from bitcycle.reproduction.analysis.collect import RUNS, collect
-from bitcycle.reproduction.campaign import Campaign, Part, train
+from bitcycle.reproduction.campaign import Campaign, Part, alone, train
 from bitcycle.reproduction.figure.make import make_all
 from bitcycle.reproduction.figure.page import Entry
 from bitcycle.reproduction.manifest import record_all
@@ -52,10 +52,11 @@ def draw_all(root: Path, scale: str, target: Path) -> tuple[int, list[Entry]]:
     return analysed, make_all(root, target, summary)
 
 
-def train_all(root: Path, scale: str, pool: LocalPool) -> int:
-    """Train every unfinished run of every sweep; returns the worst exit code."""
-    parts = [Part(name, scale=scale) for name in sweep_files(root)]
-    with composing(root / "conf") as compose:
+def train_all(root: Path, scale: str, pool: LocalPool, sweeps: Iterable[str] | None = None) -> int:
+    """Train every unfinished run of the sweeps in their order, by default of all; returns the worst exit code. Raises RunError if
+    another process trains in the same folder in this way."""
+    parts = [Part(name, scale=scale) for name in (sweep_files(root) if sweeps is None else sweeps)]
+    with composing(root / "conf") as compose, alone(RUNS):
         return train(Campaign(root, parts, str(RUNS), compose), pool)
 
 

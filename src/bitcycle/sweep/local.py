@@ -1,6 +1,7 @@
 """Parallel runs on this machine, each in a separate process (`forkserver.py`)."""
 
 import logging
+import math
 import os
 import signal
 import sys
@@ -47,6 +48,8 @@ class LocalPool:
         self.workers, self.gpus = max(1, workers), torch.accelerator.device_count() if gpus is None else gpus
         self.method = method or ("spawn" if self.gpus or sys.platform != "linux" else "forkserver")
         self.stopped_by: int | None = None
+        self.until = math.inf
+        """Time (`time.monotonic`) from which runs in progress are stopped as by a signal, and none begins."""
 
     def run(self, commands: Sequence[Sequence[str]]) -> list[int]:
         """Run scripts with their arguments; returns their exit codes, 75 for scripts not run because of a signal."""
@@ -68,6 +71,8 @@ class LocalPool:
         is_empty, passed_on = False, 0
         with tempfile.TemporaryDirectory() as scratch, noted() as signals:
             while running or not is_empty:
+                if time.monotonic() >= self.until and not signals:
+                    signals.append(signal.SIGTERM)
                 for number in signals[passed_on:]:
                     self.stopped_by, passed_on = number, passed_on + 1
                     _stop([process for _, _, process in running.values()], number)

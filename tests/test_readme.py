@@ -178,8 +178,8 @@ ROOMS = (
         {"randomness", "distributed", "shapes", "schedule"},
         {"cpp"},
         {"quantizer", "hardware"},
-        {"layer"},
         {"model"},
+        {"layer"},
         {"dataset"},
     ),
     *(

@@ -12,7 +12,8 @@ from torch import nn
 import bitcycle
 from bitcycle.cpp.extension import operators
 from bitcycle.cpp.operators import AFFINE
-from bitcycle.layer.relu import RecordingReLU, add_relu
+from bitcycle.layer.relu import RecordingReLU
+from bitcycle.module.layers import add_relu
 from bitcycle.quantizer.sbm import SbmActivation
 
 pytestmark = pytest.mark.skipif(operators(AFFINE) is None, reason="needs g++")

@@ -6,8 +6,8 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 import bitcycle
-from bitcycle.layer.products.graph import GraphConvolution
-from bitcycle.layer.products.matrix_product import MatrixProduct
+from bitcycle.module.graph import GraphConvolution
+from bitcycle.module.layers import MatrixProduct
 from bitcycle.module.sparse import Edges
 from bitcycle.precision import Precision
 from bitcycle.quantizer import QUANTIZERS, quantize_mx

@@ -36,9 +36,9 @@ from bitcycle.integrations import bound_schedule, check_evaluate_at, experts
 from bitcycle.layer.control.controller import PrecisionController
 from bitcycle.layer.conversion.convert import quantize_model
 from bitcycle.layer.products.block_product import Axes
-from bitcycle.layer.products.matrix_product import MatrixProduct
 from bitcycle.layer.products.quantized import CONVERSIONS, QuantizedLayer
 from bitcycle.layer.products.quantized_product import penalty
+from bitcycle.module.layers import MatrixProduct
 from bitcycle.quantizer import QuantizerOptions, quantizer_options
 from bitcycle.settings import SettingError
 

@@ -17,7 +17,6 @@ from bitcycle.layer.gates.gate import Gates
 from bitcycle.layer.gates.gated_block import GatedBlock
 from bitcycle.layer.products.attention import QuantizedMultiheadAttention
 from bitcycle.layer.products.convolution import (
-    QuantizableEmbedding,
     QuantizedConv1d,
     QuantizedConv2d,
     QuantizedConv3d,
@@ -27,11 +26,12 @@ from bitcycle.layer.products.convolution import (
     QuantizedEmbedding,
 )
 from bitcycle.layer.products.graph import QuantizedGraphConvolution, QuantizedSageConvolution
-from bitcycle.layer.products.matrix_product import MatrixProduct, QuantizedMatrixProduct
+from bitcycle.layer.products.matrix_product import QuantizedMatrixProduct
 from bitcycle.layer.products.quantized import QuantizedLayer, QuantizedLinear
 from bitcycle.layer.products.quantized_product import QuantizedProduct, penalty
 from bitcycle.layer.products.recurrent import QuantizedGRU, QuantizedLSTM
 from bitcycle.layer.state import PrecisionState
+from bitcycle.module.layers import MatrixProduct, QuantizableEmbedding
 
 __all__ = [
     "DEFAULT_FLOAT_LAYERS",

@@ -18,6 +18,7 @@ from bitcycle.layer.twin import replace_modules, twin_of
 class RecordingReLU(nn.ReLU):
     """A torch.nn.ReLU of x, or of the sum x + added, that is an operator in training where there is one."""
 
+    takes_added = True
     compile_kernel = True
 
     def forward(self, x: Tensor, added: Tensor | None = None) -> Tensor:
@@ -38,11 +39,6 @@ class RecordingReLU(nn.ReLU):
             return None
         operator: Callable[..., Tensor] = functions.mask_saving_relu
         return operator
-
-
-def add_relu(relu: nn.Module, x: Tensor, added: Tensor) -> Tensor:
-    """relu(x + added), as one operator if `relu` is a RecordingReLU. Any shape, kept."""
-    return relu(x, added) if isinstance(relu, RecordingReLU) else relu(x + added)
 
 
 def use_operators(model: nn.Module) -> nn.Module:

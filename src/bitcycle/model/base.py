@@ -72,13 +72,6 @@ def shortcut(in_channels: int, channels: int, stride: int = 1) -> nn.Module:
     return nn.Sequential(nn.Conv2d(in_channels, channels, 1, stride=stride, bias=False), nn.BatchNorm2d(channels))
 
 
-class FloatLinear(nn.Linear):
-    """A linear layer that is never quantized, whatever the quantizer's rule for float layers."""
-
-    stays_float = True
-    """Suppresses the warning about layers without a quantized counterpart."""
-
-
 UNREADABLE = (OSError, RuntimeError, EOFError, ValueError, LookupError, pickle.UnpicklingError, SafetensorError)
 """What reading a damaged file of weights may raise."""
 

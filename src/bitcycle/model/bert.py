@@ -1,7 +1,7 @@
 """BERT for pairs of sentences: the network of `transformers`, with attention rewritten so that both products can be
 quantized.
 
-    S = Q K^T / sqrt(d) + mask,     P = dropout(softmax(S)),     C = P V          (both products: layer.MatrixProduct)
+    S = Q K^T / sqrt(d) + mask,     P = dropout(softmax(S)),     C = P V          (both products: MatrixProduct)
 
 Source: Devlin et al. 2019 and released code of Better Schedules, cpt_xnli. Quantized: every linear layer with its bias,
 including pooler and classifier, and both products of attention. Float: embeddings, layer norms, softmax, GELU, tanh,
@@ -18,8 +18,8 @@ from typing import Any, Optional
 import torch
 from torch import Tensor, nn
 
-from bitcycle.layer.products.matrix_product import MatrixProduct
 from bitcycle.model.base import ModelOptions, load_weights, read_weights
+from bitcycle.module.layers import MatrixProduct
 from bitcycle.optional_imports import require
 from bitcycle.settings import MISSING, SettingError, setting
 from bitcycle.shapes import SentencePairShape

@@ -18,8 +18,8 @@ from typing import ClassVar
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from bitcycle.layer.products.graph import GraphConvolution, SageConvolution
 from bitcycle.model.base import ModelOptions
+from bitcycle.module.graph import GraphConvolution, SageConvolution
 from bitcycle.module.sparse import Edges
 from bitcycle.settings import SettingError, setting
 from bitcycle.shapes import GraphShape

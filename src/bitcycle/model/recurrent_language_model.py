@@ -17,8 +17,8 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.func import functional_call
 
-from bitcycle.layer.products.convolution import QuantizableEmbedding
-from bitcycle.model.base import FloatLinear, ModelOptions
+from bitcycle.model.base import ModelOptions
+from bitcycle.module.layers import FloatLinear, QuantizableEmbedding
 from bitcycle.settings import SettingError, setting
 from bitcycle.shapes import TokenShape
 

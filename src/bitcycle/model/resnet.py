@@ -6,8 +6,8 @@ from typing import Any
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from bitcycle.layer.relu import add_relu
 from bitcycle.model.base import ModelOptions, shortcut
+from bitcycle.module.layers import add_relu
 from bitcycle.settings import MISSING, SettingError, setting
 from bitcycle.shapes import ImageShape
 

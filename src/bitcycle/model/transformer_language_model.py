@@ -22,8 +22,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from bitcycle.layer import MatrixProduct
-from bitcycle.model.base import FloatLinear, ModelOptions
+from bitcycle.model.base import ModelOptions
+from bitcycle.module.layers import FloatLinear, MatrixProduct
 from bitcycle.settings import SettingError, setting
 from bitcycle.shapes import TokenShape
 

@@ -7,7 +7,6 @@ from typing import Any, Optional
 import torch
 from torch import nn
 
-from bitcycle.quantizer import TensorQuantizer
 from bitcycle.recipe.learning_rate import LearningRateOptions
 from bitcycle.recipe.weight_averaging import WeightAveragingOptions
 from bitcycle.settings import SettingError, Settings, setting
@@ -47,7 +46,7 @@ class OptimizerOptions(Settings):
 
     def _parameters(self, model: nn.Module) -> list[Any]:
         """All trainable parameters; those of quantizers in a separate group without weight decay."""
-        quantizers = [module for module in model.modules() if isinstance(module, TensorQuantizer)]
+        quantizers = [module for module in model.modules() if getattr(module, "is_quantizer", False)]
         undecayed = [parameter for module in quantizers for parameter in module.parameters(recurse=False)]
         ids = {id(parameter) for parameter in undecayed}
         decayed = [p for p in model.parameters() if p.requires_grad and id(p) not in ids]

@@ -18,8 +18,8 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
-from bitcycle.layer.products.matrix_product import MatrixProduct
 from bitcycle.layer.products.quantized import QuantizedLinear
+from bitcycle.module.layers import MatrixProduct
 
 PRODUCTS = ("score_product", "value_product")
 """Names of the two products of attention in the module that computes it."""

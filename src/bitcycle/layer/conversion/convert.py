@@ -366,7 +366,7 @@ def _untouched(model: nn.Module) -> str:
         if isinstance(module, PRODUCT_LAYERS)
         and counterpart(module) is None
         and not hasattr(module, "precision")
-        and not getattr(module, "stays_float", False)  # a model.FloatLinear
+        and not getattr(module, "stays_float", False)  # a module.FloatLinear
     )
     return ", ".join(f"{count} {kind}" for kind, count in found.items())
 

@@ -34,7 +34,7 @@ def counterpart(module: nn.Module) -> type[nn.Module] | None:
     ):  # nn.MultiheadAttention reads the latter's weight
         return None
     base = next((base for base in kind.__mro__ if base in CONVERSIONS), None)
-    if base is None or getattr(module, "stays_float", False):  # a model.FloatLinear
+    if base is None or getattr(module, "stays_float", False):  # a module.FloatLinear
         return None
     own = {name for derived in kind.__mro__[: kind.__mro__.index(base)] for name in vars(derived)}
     state = {*module._parameters, *module._buffers, *module._modules}

@@ -18,7 +18,7 @@ from torch._subclasses import fake_tensor
 from torch.utils._pytree import tree_leaves, tree_map_only
 
 from bitcycle.layer.conversion.untouched import untouched
-from bitcycle.layer.products.matrix_product import MatrixProduct
+from bitcycle.module.layers import MatrixProduct
 
 ROLES = ("first", "last", "shortcut", "depthwise", "matmul")
 

@@ -12,10 +12,11 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from bitcycle.layer.products.matrix_product import MatrixProduct, QuantizedMatrixProduct
+from bitcycle.layer.products.matrix_product import QuantizedMatrixProduct
 from bitcycle.layer.products.quantized import CONVERSIONS, QuantizedLayer, QuantizedLinear
 from bitcycle.layer.products.quantized_product import Context, Quantized
 from bitcycle.layer.twin import twin_of
+from bitcycle.module.layers import MatrixProduct
 
 
 class InProjection(QuantizedLayer):

@@ -15,6 +15,7 @@ from bitcycle.layer.compilation import has_numbers
 from bitcycle.layer.memory_format import operands_of
 from bitcycle.layer.products.block_product import CONVOLUTION, Axes
 from bitcycle.layer.products.quantized import CONVERSIONS, QuantizedLayer
+from bitcycle.module.layers import QuantizableEmbedding
 
 
 def _laid_out(y: Tensor, x: Tensor, layer: QuantizedLayer) -> Tensor:
@@ -87,15 +88,6 @@ class QuantizedConvTranspose2d(QuantizedTransposedConvolution, nn.ConvTranspose2
 
 class QuantizedConvTranspose3d(QuantizedTransposedConvolution, nn.ConvTranspose3d):
     """A quantized torch.nn.ConvTranspose3d: [N, C, D, H, W] -> [N, C', D', H', W']."""
-
-
-class QuantizableEmbedding(nn.Embedding):
-    """A torch.nn.Embedding that conversion quantizes.
-
-    Source: HLHLp, after Xu et al. 2018, who quantize embedding and softmax weight of a language model; Better Schedules keeps
-    embeddings float, and so does the conversion of an ordinary torch.nn.Embedding. As a lookup is not a product, its result is
-    not quantized as an activation, nor its gradient: y_t = Q_weight(E)[w_t].
-    """
 
 
 class QuantizedEmbedding(QuantizedLayer, QuantizableEmbedding):

@@ -10,20 +10,13 @@ Source: released code of Better Schedules, cpt_xnli. Differs from it only in the
 from collections.abc import Callable
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from bitcycle.layer.compilation import has_numbers, not_compiled
 from bitcycle.layer.products.block_product import MATRIX, block_product, copies_of
 from bitcycle.layer.products.quantized_product import Context, QuantizedProduct
+from bitcycle.module.layers import MatrixProduct
 from bitcycle.quantizer import TensorQuantizer, encode_bits
-
-
-class MatrixProduct(nn.Module):
-    """a @ b as a module, so that it can be quantized: [..., m, k] and [..., k, n] -> [..., m, n]."""
-
-    def forward(self, a: Tensor, b: Tensor) -> Tensor:
-        """The product over the last two dimensions, batched over the others."""
-        return torch.matmul(a, b)
 
 
 class QuantizedMatrixProduct(QuantizedProduct, MatrixProduct):

@@ -16,8 +16,9 @@ from torch import Tensor, nn
 from bitcycle import distributed
 from bitcycle.layer.compilation import has_numbers, not_compiled
 from bitcycle.layer.products.block_product import LINEAR, Product, block_product, copies_of
-from bitcycle.layer.products.matrix_product import MatrixProduct, QuantizedMatrixProduct
+from bitcycle.layer.products.matrix_product import QuantizedMatrixProduct
 from bitcycle.layer.products.quantized_product import Context, QuantizedProduct
+from bitcycle.module.layers import MatrixProduct
 from bitcycle.quantizer import TensorQuantizer, encode_bits
 from bitcycle.settings import SettingError
 

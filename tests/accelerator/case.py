@@ -117,6 +117,7 @@ def record(target: Path, function: Callable[..., Any], *arguments: Any) -> None:
 def golden_tests() -> int:
     """The exit code of the golden tests on the device, as `bitcycle gpu-day` runs them there, with float64."""
     DEVICE.refuse_float64 = False
+    torch.__future__.set_swap_module_params_on_conversion(True)  # `data = ` would keep values of another type
     os.environ[GOLDEN_DEVICE] = str(start())
     return pytest.main(["-q", "-m", "golden", "-p", "no:cacheprovider", "-o", "addopts=", str(ROOT / GOLDEN)])
 

@@ -319,7 +319,6 @@ def start() -> torch.device:
         LIBRARY.impl(name, _factory(getattr(aten, name.partition(".")[0])), "PrivateUse1")
     LIBRARY.impl("_copy_from", lambda *arguments: DEVICE.copy_from(*arguments), "PrivateUse1")
     LIBRARY.impl("_thnn_fused_lstm_cell", _lstm_cell, "AutogradPrivateUse1")
-    torch.__future__.set_swap_module_params_on_conversion(True)  # `data = ` would keep the values of another type
     changed: Any = torch.Tensor
     changed.pin_memory = _pin_memory
     clipping: Any = torch.nn.utils.clip_grad

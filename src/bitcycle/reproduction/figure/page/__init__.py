@@ -102,7 +102,7 @@ def _state(row: ClaimResult) -> int:
     """The rank of a verdict in the table: decided, computed, leaning, undecided, exploratory, and those without a test."""
     order = dict.fromkeys((*DECIDED, COMPUTED, "leaning", UNDECIDED, *VERDICTS))
     word = "leaning" if row.verdict == UNDECIDED and row.leaning else row.verdict
-    return max(list(order).index(word), len(DECIDED))
+    return max(len(DECIDED) - 1, list(order).index(word))
 
 
 def estimate(row: ClaimResult) -> str:

@@ -157,8 +157,10 @@ class Step:
         if variant.quantizer != "none":
             how: dict[str, Any] = {"compute": variant.compute, "recompute": variant.recompute, "schedule": plan}
             model = quantize_model(model, variant.quantizer, compile=compiler_works(device.type), **how)
-        self.computes_codes = any(getattr(module, "computation", None) is not None for module in model.modules())
-        self.recomputes = any(isinstance(module, RecomputingBatchNorm2d) for module in model.modules())
+        computes_codes = any(getattr(module, "computation", None) is not None for module in model.modules())
+        recomputes = any(isinstance(module, RecomputingBatchNorm2d) for module in model.modules())
+        self.differs = (computes_codes or variant.compute != "codes") and (recomputes or not variant.recompute)
+        """Whether the network has a layer to which the variant's options apply, so that it is not another variant again."""
         self.model = channels_last(model, device).train()
         self.controller = PrecisionController(self.model, plan) if variant.quantizer != "none" else None
         self.optimizer = OptimizerOptions().build(self.model)
@@ -180,16 +182,9 @@ def measure_networks(names: list[str], repetitions: int, device: torch.device) -
     """Yield name and measurements of each network: time, ratio to float, peak memory and its ratio, by variant."""
     for name in names:
         network = networks(device.type != "cpu")[name]
-        chosen = {
-            key: variant for key, variant in network.variants.items() if network.gated or variant.schedule != "dfq"
-        }
-        steps = {key: Step(network, variant, device) for key, variant in chosen.items()}
-        steps = {
-            key: step
-            for key, step in steps.items()
-            if (step.computes_codes or chosen[key].compute != "codes")
-            and (step.recomputes or not chosen[key].recompute)
-        }
+        chosen = {key: one for key, one in network.variants.items() if network.gated or one.schedule != "dfq"}
+        every = {key: Step(network, variant, device) for key, variant in chosen.items()}
+        steps = {key: step for key, step in every.items() if step.differs}
         found: dict[str, dict[str, Any]] = {**summarise(interleaved(steps, repetitions, device), "float")}
         for step in steps.values():
             step.optimizer.zero_grad(set_to_none=True)  # memory freed during the step would count as negative

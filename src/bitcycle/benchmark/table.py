@@ -80,12 +80,8 @@ def quantizers_table(record: dict[str, Any]) -> str:
 def contention_table(found: dict[str, Any]) -> str:
     """Table of the time of a step beside other work, relative to one alone."""
     cores, runs = found["cores"], found["runs_at_once"]
-    header = [
-        "network",
-        "a step alone",
-        f"beside {cores} busy processes on {cores} cores, times alone (fair share: 2)",
-        f"{runs} runs at once, times alone (fair share: {runs})",
-    ]
+    busy = f"beside {cores} busy processes on {cores} cores, times alone (fair share: 2)"
+    header = ["network", "a step alone", busy, f"{runs} runs at once, times alone (fair share: {runs})"]
     rows = (
         (f"`{name}`", f"{times['alone_ms']:.0f} ms", f"{times['busy']:.2f}", f"{times['at_once']:.2f}")
         for name, times in found["networks"].items()

@@ -73,6 +73,7 @@ def page(empty, tmp_path_factory):
     """A page with every verdict, in a folder of its own."""
     target, entries = empty
     claims = [
+        claim_result("better/fig2-c1", "computed", scope="", holds=True),
         claim_result(
             "cpt/fig1-c1",
             "undecided",
@@ -98,7 +99,6 @@ def page(empty, tmp_path_factory):
         claim_result(
             "better/fig3-c1", "undecided", decided=False, estimate=0.1, low=-1.0, high=1.0, n=2, seeds_needed=12
         ),
-        claim_result("better/fig2-c1", "computed", scope="", holds=True),
         claim_result("hlhlp/table1-c1", "no test", scope="", reason="The metric is at its ceiling"),
         *(ClaimResult(claim.id, claim.item, claim.item.partition("/")[0], claim.sentence) for claim in CLAIMS.values()),
     ]

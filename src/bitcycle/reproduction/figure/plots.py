@@ -156,18 +156,22 @@ def _middle(group: Sequence[tuple[float, int]]) -> float:
 
 def draw_published(axes: Axes, rows: Sequence[Published], cost: str, base: Mapping[str, str]) -> None:
     """Draw values read from the paper's picture, as differences to its costliest baseline on each network and data."""
-    table, where = pd.DataFrame(rows).astype({"value": float}), ["model", "dataset"]
-    settings = [*where, "method", "fw_bits", "bw_bits", "setting"]
-    wide = table.pivot_table("value", settings, "metric", "last", sort=False).reindex(columns=[cost, "test_accuracy"])
-    whole = wide.dropna().reset_index()
-    bases = whole[(whole[list(base)] == list(base.values())).all(axis=1)].groupby(where)[cost].idxmax()
-    first = whole[where].merge(whole.loc[bases], how="left", on=where)
+    pairs: dict[tuple[str, ...], tuple[Published, dict[str, float]]] = {}
+    for row in rows:
+        key = tuple(row[word] for word in ("model", "dataset", "method", "fw_bits", "bw_bits", "setting"))
+        pairs.setdefault(key, (row, {}))[1][row["metric"]] = float(row["value"])
+    whole = [(row, values) for row, values in pairs.values() if {cost, "test_accuracy"} <= values.keys()]
+    bases: dict[tuple[str, str], dict[str, float]] = {}
+    for row, values in whole:
+        where = (row["model"], row["dataset"])
+        if base.items() <= row.items() and values[cost] > bases.get(where, {}).get(cost, 0):
+            bases[where] = values
     axes.axhline(0, color="0.5", linewidth=0.8)
-    places, gains = whole[cost] / first[cost], whole["test_accuracy"] - first["test_accuracy"]
-    for index in whole.index[gains.notna()].difference(bases, sort=False):
-        method = whole["method"][index]
-        style = style_of(method)._replace(label=f"{method}, published")
-        draw_points(axes, style, [(places[index], gains[index], None)])
+    for row, values in whole:
+        if (first := bases.get((row["model"], row["dataset"]))) and first is not values:
+            style = style_of(row["method"])._replace(label=f"{row['method']}, published")
+            place, gain = values[cost] / first[cost], values["test_accuracy"] - first["test_accuracy"]
+            draw_points(axes, style, [(place, gain, None)])
     words = f"published: {len(bases)} networks and datasets, each against its own baseline"
     label_axes(axes, words, "cost relative to the paper's baseline", "test accuracy (%), difference")
 

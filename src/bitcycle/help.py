@@ -137,6 +137,8 @@ def _settings(kind: type[Settings], prefix: str = "", values: Mapping[str, Any] 
     for field in dataclasses.fields(kind):
         if (field.name == "name" and prefix.count(".") == 1) or (not prefix and field.name in (*GROUPS, "training")):
             continue  # chosen by GROUP=NAME
+        if field.metadata.get("unused"):
+            continue
         value = (values or {}).get(field.name, default_of(field))
         nested: Any = field.default_factory
         if isinstance(nested, type) and issubclass(nested, Settings):

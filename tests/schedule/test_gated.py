@@ -49,7 +49,7 @@ def test_lists_are_those_of_the_paper_and_its_code():
 
 def test_own_lists_and_precisions():
     bound = schedule("dfq", total_steps=10, options=[[0, 0], [3, 6], [5, 4]], weight_bits=2)
-    assert bound.options.gates.precisions == (None, Precision(2, 3, 6), Precision(2, 5, 4))
+    assert bound.options.precisions == (None, Precision(2, 3, 6), Precision(2, 5, 4))
     assert bound(0) == bound(9) == Precision(2, 5, 6)  # layers outside the blocks: the most
     assert bound.precisions == {Precision(2, 3, 6), Precision(2, 5, 4), Precision(2, 5, 6)}
     assert (bound.fixed, bound.reference, bound.compute_target) == (False, Precision(8, 8, 8), 3.0)
@@ -104,9 +104,9 @@ def test_target_of_fractrain_rises_with_the_turning_points():
 
 
 def test_defaults_fit_the_network():
-    assert plan("schedule=dfq", "model=resnet8").schedule.options.gates.sizes == (32, 16, 16)
+    assert plan("schedule=dfq", "model=resnet8").schedule.options.sizes == (32, 16, 16)
     mobile = plan("schedule=dfq", "model=mobilenet_v2")
-    assert mobile.schedule.options.gates.sizes == (64, 32, 32)
+    assert mobile.schedule.options.sizes == (64, 32, 32)
     assert mobile.schedule(0) == Precision(4, 8, 10)
     treatments = {rule.name: rule.treatment for rule in mobile.layers}
     assert [treatments[name] for name in ("conv1", "blocks.0.conv1", "blocks.0.conv2", "conv2", "fc")] == [

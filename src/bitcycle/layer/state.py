@@ -86,6 +86,12 @@ class PrecisionState(HoldsTensors):
         for reader in self.readers:
             reader.look_again()
 
+    def control(self, precision: Precision, is_controlled: bool = True) -> None:
+        """Use `precision`, unless the bits are fixed; those that a controller has set are not loaded from a state dict."""
+        self.is_controlled = is_controlled
+        if precision != self.precision and not self.fixed:
+            self.set(precision)
+
     def begin_step(self, key: int) -> None:
         """Set the noise key of the step, and count the calls of layers from 0."""
         self.version += 1

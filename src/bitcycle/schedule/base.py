@@ -9,14 +9,10 @@ from dataclasses import dataclass
 from functools import cached_property
 from itertools import pairwise
 from numbers import Integral
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import Any, ClassVar
 
 from bitcycle.precision import Precision, effective, joined
 from bitcycle.settings import MISSING, SettingError, Settings, setting
-
-if TYPE_CHECKING:
-    from bitcycle.schedule.gated import Dfq
-
 
 AUTO = "auto"
 """Value of q_min that a range test replaces by the one it finds."""
@@ -84,7 +80,9 @@ class ScheduleOptions(Settings):
     # Any, as cyclic schedules also accept `auto` and OmegaConf keeps the type of the first class that declares a field.
     q_min: Any = setting(3, "lowest forward precision in bits (weights and activations)", minimum=1, maximum=32)
     q_max: int = setting(8, "highest forward precision in bits, that of the static baseline", minimum=1, maximum=32)
-    cycles: int = setting(8, "not used", affects_result=False, unused=True)  # unless the schedule is cyclic
+    cycles: int = setting(
+        8, "", affects_result=False, unused=True
+    )  # sweeps over cyclic and other schedules set it for all
 
     def validate(self) -> None:
         self.check_q_min()
@@ -130,11 +128,6 @@ class ScheduleOptions(Settings):
     def phases(self, length: RunLength) -> tuple[Phase, ...]:
         """The phases of a run of `length`, each with its learning rate and starting weights; one by default."""
         return (Phase(0, length.total_steps),)
-
-    @property
-    def gates(self) -> Dfq | None:
-        """The options of the gates if the network chooses its own bits; otherwise None."""
-        return None
 
     def configure_for(self, family: str | None, blocks: int) -> ScheduleOptions:
         """These options with the defaults for a network of `family` with this number of named blocks. Raises SettingError if

@@ -148,10 +148,6 @@ class Dfq(ScheduleOptions):
         """Channels of a gate's two embedding convolutions and state size of its LSTM, by family."""
         return self.facts.gate_sizes
 
-    @property
-    def gates(self) -> "Dfq":
-        return self
-
     def configure_for(self, family: str | None, blocks: int) -> ScheduleOptions:
         if blocks == 0:
             remedy = (

@@ -15,7 +15,7 @@ class Static(ScheduleOptions):
     """The same precision at every step: q_max forward, `gradient` backward. The baseline of all papers."""
 
     name: str = "static"
-    q_min: Any = setting(3, "not used", affects_result=False, unused=True)
+    q_min: Any = setting(3, "", affects_result=False, unused=True)
     gradient: Optional[int] = setting(None, "gradient precision in bits; null means q_max", minimum=1, maximum=32)
 
     def validate(self) -> None:

@@ -13,7 +13,7 @@ from bitcycle.hardware import Workload, trace
 from bitcycle.layer import Choices, Gates, LayerRule, conversion_plan, quantize_model
 from bitcycle.model import ModelOptions
 from bitcycle.quantizer import NoQuantizer, QuantizerOptions, Sbm
-from bitcycle.schedule import Schedule
+from bitcycle.schedule import Dfq, Schedule
 from bitcycle.settings import Settings
 from bitcycle.shapes import Shape
 from bitcycle.task import TaskOptions
@@ -61,7 +61,7 @@ def network(
         return Network(parameters, layers, choices, workload, tuple(str(warning.message) for warning in caught))
 
     are_ours = all(map(_is_ours, (options, task, quantizer, schedule.options)))
-    gates = schedule.options.gates  # all targets have the same network
+    gates = schedule.options if isinstance(schedule.options, Dfq) else None  # all targets have the same network
     identity = _identity(options, info, task, quantizer, gates and replace(gates, target=0.0))
     found = cached("network", identity, make) if are_ours else make()
     for warning in found.warnings:

@@ -24,6 +24,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from bitcycle import distributed
 from bitcycle.errors import RunError
+from bitcycle.schedule import GatedSchedule
 from bitcycle.settings import SettingError
 from bitcycle.signals import Interrupted
 from bitcycle.task import TASKS
@@ -146,7 +147,7 @@ def check_sharing(plan: Plan) -> None:
     if ":" in config.training.device and torch.cuda.device_count() > 1:
         problem = f"is one GPU, but there are {number} processes, and each takes its own"
         raise SettingError("training.device", config.training.device, problem, "use training.device=cuda")
-    if plan.schedule.options.gates is not None:
+    if isinstance(plan.schedule, GatedSchedule):
         problem = f"counts the choices of gates in a single process, but there are {number}"
         raise SettingError("schedule", plan.schedule.name, problem, f"{alone}, or choose another schedule")
     for begin in ("start", "patience"):

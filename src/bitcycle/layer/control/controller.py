@@ -80,7 +80,7 @@ class PrecisionController:
             quantizer.check_ends(schedule.lowest, schedule.reference)
         self.precision: Precision | None = None
         self.next_step, self._has_counted = 0, False
-        self._counting, self.depth = True, 0
+        self._counting, self._depth = True, 0
         self._unseen = set[str]()
         self._awaits_batch, self._uncounted_steps = False, 0
         self._record = GateRecord(model)
@@ -94,7 +94,7 @@ class PrecisionController:
             self._set_workload(workload)
         else:
             for name, part in called_parts(model).items():
-                watch = Watch(self, name)
+                watch = Watch(self._begin_call, self._end_call, name)
                 part.register_forward_pre_hook(watch.before, with_kwargs=True)
                 part.register_forward_hook(watch.after, always_call=True)
 
@@ -120,10 +120,8 @@ class PrecisionController:
         rank = distributed.rank() if self.rank is None else self.rank
         key = int32_key("noise", self.seed, t, *(("rank", rank) if rank else ()))
         for state in self.states:
-            state.is_controlled = True
             state.begin_step(key)
-            if precision != state.precision and not state.fixed:
-                state.set(precision)
+            state.control(precision)
         self.next_step, self._has_counted, self._is_tracing = t + 1, False, not self._first.calls
         self.precision = precision
         self._samples_given = samples
@@ -152,10 +150,8 @@ class PrecisionController:
             remedy = "give a copy of the converted model, or a model that quantize_model converted"
             raise SettingError("model", type(model).__name__, "has no quantized layers to set bits of", remedy)
         for state in states:
-            state.is_controlled = True
-            if not state.fixed and self.precision is not None:
-                state.set(self.precision)
-            self.states.append(state)
+            state.control(self.precision or state.precision)
+        self.states += states
 
     def state_dict(self) -> dict[str, Any]:
         """State of step, cost and schedule, for a checkpoint."""
@@ -199,9 +195,7 @@ class PrecisionController:
         self._check(precision._replace(gradient=FLOAT))
         self._record.choose(precision == self.precision if choose is None else choose)
         for state in self.states:
-            state.is_controlled = True
-            if not state.fixed:
-                state.set(precision)
+            state.control(precision)
 
     @contextmanager
     def at_q_max(self) -> Iterator[None]:
@@ -217,9 +211,7 @@ class PrecisionController:
         finally:
             self._record.choose(chose)
             for state, precision, was_controlled in before:
-                state.is_controlled = was_controlled
-                if not state.fixed:
-                    state.set(precision)
+                state.control(precision, was_controlled)
 
     @contextmanager
     def uncounted(self) -> Iterator[None]:
@@ -265,10 +257,12 @@ class PrecisionController:
         self._record.set_workload(workload)
         self._meter.workload = workload
 
-    def record_call(
-        self, model: nn.Module, arguments: tuple[Any, ...], keywords: dict[str, Any], part: str = ""
-    ) -> None:
-        """Count a forward pass, and trace those of the first step; `part` is the module's name in the controller's model."""
+    def _begin_call(self, model: nn.Module, arguments: tuple[Any, ...], keywords: dict[str, Any], part: str) -> None:
+        """Count an outermost forward pass, and trace those of the first step; `part` is the module's name in the controller's
+        model."""
+        self._depth += 1
+        if self._depth > 1:
+            return
         if not (model.training and self._counting and torch.is_grad_enabled()) or self.precision is None:
             return
         if self._has_counted and is_recomputation():
@@ -310,9 +304,10 @@ class PrecisionController:
         self._first.add(Call(part, samples, passes_gradient, is_trained), traced)
         self._set_workload(self._first.workload(self._samples_given))
 
-    def name_uncounted(self, model: nn.Module) -> None:
+    def _end_call(self, model: nn.Module) -> None:
         """Warn of layers that training runs and the trace, which is in evaluation mode, does not; after the first batch."""
-        if not self._unseen:
+        self._depth -= 1
+        if self._depth or not self._unseen:
             return
         products = products_of(model)
         names = [name for name in self._unseen if products[name].layer_number in products[name].precision.calls]

@@ -6,7 +6,7 @@ import logging
 from collections import Counter
 from collections.abc import Callable, Iterator
 from dataclasses import fields, replace
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves
@@ -17,9 +17,6 @@ from bitcycle.layer.conversion.roles import PRODUCT_LAYERS
 from bitcycle.layer.products.quantized import NOTICED_SHARE
 from bitcycle.layer.products.quantized_product import QuantizedProduct
 from bitcycle.settings import SettingError
-
-if TYPE_CHECKING:
-    from bitcycle.layer.control.controller import PrecisionController
 
 logger = logging.getLogger(__name__)
 
@@ -87,24 +84,22 @@ class FirstStep:
 
 
 class Watch:
-    """Hooks of a controller on the outermost call of a model. In a copy of the model they do nothing."""
+    """Hooks on a part of a model, which tell a controller of its calls. In a copy of the model they do nothing."""
 
-    def __init__(self, controller: PrecisionController | None = None, prefix: str = "") -> None:
-        self.controller, self.prefix = controller, prefix
+    def __init__(
+        self, begin: Callable[..., None] | None = None, end: Callable[..., None] | None = None, part: str = ""
+    ) -> None:
+        self.begin, self.end, self.part = begin, end, part
 
     @not_compiled
     def before(self, model: nn.Module, arguments: tuple[Any, ...], keywords: dict[str, Any]) -> None:
-        if self.controller is not None:
-            self.controller.depth += 1
-            if self.controller.depth == 1:
-                self.controller.record_call(model, arguments, keywords, self.prefix)
+        if self.begin is not None:
+            self.begin(model, arguments, keywords, self.part)
 
     @not_compiled
     def after(self, model: nn.Module, *_: Any) -> None:
-        if self.controller is not None:
-            self.controller.depth -= 1
-            if self.controller.depth == 0:
-                self.controller.name_uncounted(model)
+        if self.end is not None:
+            self.end(model)
 
     def __reduce__(self) -> tuple[type[Watch], tuple[()]]:
         return Watch, ()

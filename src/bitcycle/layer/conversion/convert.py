@@ -107,8 +107,10 @@ def gates_of(model: nn.Module, schedule: Schedule | None) -> Dfq | None:
     if schedule is None:
         return None
     family, names = getattr(model, "block_family", None), getattr(model, "block_names", ())
-    gates, before = schedule.options.configure_for(family, len(names)).gates, schedule.options.gates
-    if gates is not None and before is not None and gates.facts != before.facts:
+    gates, before = schedule.options.configure_for(family, len(names)), schedule.options
+    if not (isinstance(gates, Dfq) and isinstance(before, Dfq)):
+        return None
+    if gates.facts != before.facts:
         problem = f"the network is of the family {family}, and the schedule was made for another"
         raise SettingError("family", None, problem, f"make it with bitcycle.schedule(..., family={family!r})")
     return gates

@@ -75,7 +75,7 @@ def cosine_savings(options: Mapping[str, float]) -> Computed:
 
 def gate_share(options: Mapping[str, float]) -> Computed:
     """The MACs of a gate are below 0.5 % of those of its block, in ResNets on 32 x 32 images."""
-    gates = Dfq(family="resnet").gates
+    gates = Dfq(family="resnet")
     (hidden, embedding, state), count = gates.sizes, len(gates.pairs)
     shares = []
     for channels, side in ((16, 32), (32, 16), (64, 8)):

@@ -1,10 +1,16 @@
 """Errors that a user can act on, each with the exit code of the command line."""
 
+from pickle import PickleError
+from zipfile import BadZipFile
+
 EXIT_DONE = 0
 EXIT_FAILED = 1
 EXIT_WRONG_CONFIGURATION = 2
 EXIT_DATA_MISSING = 3
 EXIT_INTERRUPTED = 75
+
+UNREADABLE = (OSError, ValueError, LookupError, TypeError, RuntimeError, EOFError, BadZipFile, PickleError)
+"""Exceptions that libraries raise when they read damaged files."""
 
 
 class DataError(RuntimeError):

@@ -294,7 +294,7 @@ def test_a_batch_holds_what_was_recorded(utterances, data_root):
     recordings, alphabet = options.read(data_root).train, options.alphabet(data_root)
     batch = utterances.batch(torch.tensor([3, 0]))
     for row, number in enumerate((3, 0)):
-        log_mel = options.log_mel(recordings[number].waveform(RATE))
+        log_mel = LogMel(RATE)(recordings[number].waveform(RATE))
         expected = speech_features(log_mel[None], torch.tensor([len(log_mel)]))[0]
         torch.testing.assert_close(batch.features[row, : batch.lengths[row]], expected)
         symbols = batch.targets[row, : batch.target_lengths[row]].tolist()

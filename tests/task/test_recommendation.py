@@ -94,10 +94,11 @@ def test_known_sizes_need_no_data():
     assert run.config.training.learning_rate.rate(300_000, run.total_steps) == 5e-4
 
 
-def test_the_last_item_of_each_user_tests(tmp_path):
+def test_the_last_item_of_each_user_tests(tmp_path, monkeypatch):
+    monkeypatch.setattr("bitcycle.dataset.interactions.EVALUATION_NEGATIVES", 5)
     rows = ["7,30,1,50", "7,10,1,20", "7,20,1,90", "3,10,2,5", "3,40,2,5", "3,20,2,1", "3,30,2,4"]
     (tmp_path / "r.csv").write_text(HEADER + "\n".join(rows) + "\n")
-    splits = Ratings(path="r.csv", evaluation_negatives=5).load(tmp_path, seed=0)
+    splits = Ratings(path="r.csv").load(tmp_path, seed=0)
     assert splits.train.shape == (2, 4)  # films 10, 20, 30, 40 are 0, 1, 2, 3; users 3, 7 are 0, 1
     assert list(zip(splits.train.users.tolist(), splits.train.items.tolist())) == [
         (0, 1),

@@ -55,7 +55,7 @@ def test_what_cannot_change_a_result_is_not_in_the_name(override):
         "training.steps=100",
         "training.learning_rate.factor=0.2",
         "quantizer.momentum=0.1",
-        "task.label_smoothing=0.1",
+        "training.optimizer.nesterov=true",
         "schedule.q_min=auto",
         "training.learning_rate.rates=[0.01,0.001]",
         "training.weight_averaging.start=0.5",

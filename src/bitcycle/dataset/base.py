@@ -4,9 +4,7 @@ import logging
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from pickle import PickleError
 from typing import Any, ClassVar, Generic, NamedTuple, Optional, TypeVar
-from zipfile import BadZipFile
 
 import torch
 from torch import Tensor
@@ -17,9 +15,6 @@ from bitcycle.settings import MISSING, SettingError, Settings, setting
 logger = logging.getLogger(__name__)
 
 S = TypeVar("S")
-
-UNREADABLE = (OSError, ValueError, LookupError, TypeError, RuntimeError, EOFError, BadZipFile, PickleError)
-"""Exceptions that libraries raise when they read damaged files."""
 
 
 class DatasetInfo(NamedTuple):

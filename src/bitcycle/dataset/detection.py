@@ -36,7 +36,7 @@ from torch.nn.utils.rnn import pad_sequence
 from bitcycle import distributed
 from bitcycle.dataset.base import DatasetInfo, Splits, check_whole, first_samples, missing, permutation, validation_size
 from bitcycle.dataset.epoch import Epoch, grouped_order
-from bitcycle.dataset.images import DecodingOptions, EncodedImage, check_channels, load_batches, open_image
+from bitcycle.dataset.images import MEAN, STD, DecodingOptions, EncodedImage, load_batches, open_image
 from bitcycle.dataset.sources import download, unpack_to_cache
 from bitcycle.device import to_device
 from bitcycle.errors import DataError
@@ -75,17 +75,13 @@ class DetectionDatasetOptions(DecodingOptions):
 
     shorter_side: int = setting(608, "shorter side of scaled images, in pixels (cpt_voc: 608)", minimum=16)
     longer_side: int = setting(1024, "maximum of the longer side, in pixels (cpt_voc: 1024)", minimum=16)
-    extra_padding: bool = setting(True, "pad sides that are multiples of 32 by another 32 (cpt_voc)")
     flip: bool = setting(False, "random horizontal flips of training images (paper: no; cpt_voc: yes)")
-    mean: list[float] = setting([0.485, 0.456, 0.406], "mean of each channel, pixels in [0, 1]")
-    std: list[float] = setting([0.229, 0.224, 0.225], "standard deviation of each channel", minimum=1e-6)
     workers: int = min(8, allowed_cores())
 
     def validate(self) -> None:
         if self.longer_side < self.shorter_side:
             problem = f"is less than shorter_side={self.shorter_side}"
             raise SettingError("longer_side", self.longer_side, problem, "use a value of at least that")
-        check_channels(self, 3)
         super().validate()
 
     def full_info(self, data_root: Path) -> DatasetInfo:
@@ -115,10 +111,10 @@ class DetectionDatasetOptions(DecodingOptions):
     def padded(self, side: int) -> int:
         """The side in pixels after padding.
 
-        >>> DetectionDatasetOptions("any").padded(608), DetectionDatasetOptions("any", extra_padding=False).padded(608)
-        (640, 608)
+        >>> DetectionDatasetOptions("any").padded(608)
+        640
         """
-        return (side // MULTIPLE + 1 if self.extra_padding else -(-side // MULTIPLE)) * MULTIPLE
+        return (side // MULTIPLE + 1) * MULTIPLE
 
 
 class DetectionBatch(NamedTuple):
@@ -152,9 +148,7 @@ class DetectionBatches:
         self.epoch = Epoch(len(images), batch_size)
         self.sizes = [options.scaled_size(image.width, image.height) for image in images]
         self.ratios = torch.tensor([image.width / image.height for image in images], dtype=torch.float64)
-        self.mean, self.std = (
-            torch.tensor(values, device=device).view(-1, 1, 1) * 255 for values in (options.mean, options.std)
-        )
+        self.mean, self.std = (torch.tensor(values, device=device).view(-1, 1, 1) * 255 for values in (MEAN, STD))
         in_memory = sum(3 * height * width for height, width in self.sizes) <= options.memory_gib * 2**30
         self.scaled: Callable[[int], Tensor] = functools.partial(_scaled, images, self.sizes)
         self.scaled, self.workers = (functools.cache(self.scaled), 0) if in_memory else (self.scaled, options.workers)

@@ -29,10 +29,10 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from bitcycle.dataset.base import UNREADABLE, DatasetInfo, DatasetOptions, check_whole, fixed_order, logger, missing
+from bitcycle.dataset.base import DatasetInfo, DatasetOptions, check_whole, fixed_order, logger, missing
 from bitcycle.dataset.neighbours import SAMPLERS
 from bitcycle.dataset.sources import download
-from bitcycle.errors import DataError
+from bitcycle.errors import UNREADABLE, DataError
 from bitcycle.module.sparse import Edges, make_edges
 from bitcycle.optional_imports import require
 from bitcycle.settings import setting

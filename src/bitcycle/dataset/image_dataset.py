@@ -24,7 +24,7 @@ from torch import Tensor
 from bitcycle import distributed
 from bitcycle.dataset.base import DatasetInfo, DatasetOptions, Splits, fixed_order, permutation, validation_size
 from bitcycle.dataset.epoch import Epoch
-from bitcycle.dataset.images import Images, IndexBatch, check_channels
+from bitcycle.dataset.images import Images, IndexBatch
 from bitcycle.device import scalar, to_device
 from bitcycle.randomness import derive, hash_bits, int32_key
 from bitcycle.settings import SettingError, setting
@@ -59,7 +59,10 @@ class ImageDatasetOptions(DatasetOptions):
     def info(self, data_root: Path) -> DatasetInfo:
         full = self.full_info(data_root)
         channels, _, classes = full.shape
-        check_channels(self, channels)
+        for option in ("mean", "std"):
+            if len(values := getattr(self, option)) not in (1, channels):
+                problem = f"images of {self.name} have {channels} channels"
+                raise SettingError(option, values, problem, "give one number, or one per channel")
         if self.part in CLASSES and not self.equal_classes:
             remedy = "use first_samples or second_samples, or cifar10 or cifar100"
             raise SettingError("part", self.part, f"classes of {self.name} may differ in size", remedy)

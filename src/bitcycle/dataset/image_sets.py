@@ -22,12 +22,12 @@ from typing import ClassVar, Optional
 import torch
 from torch import Tensor
 
-from bitcycle.dataset.base import UNREADABLE, DatasetInfo, Splits, check_whole, logger, missing
+from bitcycle.dataset.base import DatasetInfo, Splits, check_whole, logger, missing
 from bitcycle.dataset.image_dataset import ImageDatasetOptions
 from bitcycle.dataset.image_sources import REMEDY, hold_out, read_folders, read_hub_images
-from bitcycle.dataset.images import GREY_MODES, DecodingOptions, EncodedImages, Framing, Images, open_image
+from bitcycle.dataset.images import GREY_MODES, MEAN, STD, DecodingOptions, EncodedImages, Framing, Images, open_image
 from bitcycle.dataset.sources import has_parquet, unpack_to_cache
-from bitcycle.errors import DataError
+from bitcycle.errors import UNREADABLE, DataError
 from bitcycle.optional_imports import install_command
 from bitcycle.settings import MISSING, SettingError, setting
 from bitcycle.shapes import ImageShape
@@ -142,8 +142,8 @@ class ImageNet(CustomImages):
     resize: Optional[int] = 256
     random_crop: bool = True
     flip: bool = True
-    mean: list[float] = setting([0.485, 0.456, 0.406], "mean of each channel, pixels in [0, 1]")
-    std: list[float] = setting([0.229, 0.224, 0.225], "standard deviation of each channel", minimum=1e-6)
+    mean: list[float] = setting(MEAN, "mean of each channel, pixels in [0, 1]")
+    std: list[float] = setting(STD, "standard deviation of each channel", minimum=1e-6)
 
     def full_info(self, data_root: Path) -> DatasetInfo:
         return DatasetInfo(ImageShape(self.channels or 3, self.image_size or 224, self.sizes[0]), *self.sizes[1:])

@@ -26,7 +26,7 @@ from bitcycle.dataset.base import DatasetOptions, logger
 from bitcycle.device import to_device
 from bitcycle.errors import DataError
 from bitcycle.randomness import derive
-from bitcycle.settings import SettingError, setting
+from bitcycle.settings import setting
 from bitcycle.threads import allowed_cores
 
 if TYPE_CHECKING:  # Pillow belongs to the extra `images`
@@ -40,6 +40,8 @@ MOST_BYTES = 2**29
 """Maximum bytes of cached pixels: CIFAR has 154 MB, ImageNet 193 GB."""
 SMALL = 64
 """Image size in pixels up to which one thread decodes faster than several."""
+MEAN, STD = [0.485, 0.456, 0.406], [0.229, 0.224, 0.225]
+"""Mean and standard deviation of the channels of ImageNet, pixels in [0, 1]."""
 GREY_MODES = ("1", "L", "LA", "I", "I;16", "I;16B", "I;16L")
 """Pillow's modes of greyscale images; those that begin with I have 16 bits."""
 
@@ -75,14 +77,6 @@ class DecodingOptions(DatasetOptions):
     workers: int = setting(
         min(16, allowed_cores()), "processes that decode images not kept in memory", minimum=0, affects_result=False
     )
-
-
-def check_channels(options: Any, channels: int) -> None:
-    """Raise SettingError if the dataset's `mean` or `std` is for another number of channels."""
-    for option in ("mean", "std"):
-        if len(values := getattr(options, option)) not in (1, channels):
-            problem = f"images of {options.name} have {channels} channels"
-            raise SettingError(option, values, problem, "give one number, or one per channel")
 
 
 class Images:

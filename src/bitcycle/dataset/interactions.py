@@ -16,7 +16,6 @@ import torch
 from torch import Tensor
 
 from bitcycle.dataset.base import (
-    UNREADABLE,
     DatasetInfo,
     DatasetOptions,
     Splits,
@@ -28,11 +27,13 @@ from bitcycle.dataset.base import (
 )
 from bitcycle.dataset.sources import download
 from bitcycle.device import scalar
-from bitcycle.errors import DataError
+from bitcycle.errors import UNREADABLE, DataError
 from bitcycle.randomness import derive, hash_bits, int32_key
 from bitcycle.settings import MISSING, setting
 from bitcycle.shapes import InteractionShape
 
+EVALUATION_NEGATIVES = 999
+"""Negatives ranked with the held-out item (partial pre-training, table 1: MLPerf 0.5)."""
 COLUMNS = ("userId", "movieId", "rating", "timestamp")
 
 
@@ -74,10 +75,6 @@ class HeldOut(NamedTuple):
 class InteractionOptions(DatasetOptions):
     """Options of all datasets of users and items. Training samples are interactions, test samples are users."""
 
-    evaluation_negatives: int = setting(
-        999, "negatives ranked with the held-out item (partial table 1: MLPerf 0.5)", minimum=1
-    )
-
     def info(self, data_root: Path) -> DatasetInfo:
         full = self.full_info(data_root)
         held_out = validation_size(full.test_samples, self.validation)
@@ -105,7 +102,7 @@ class InteractionOptions(DatasetOptions):
 
     def _held_out(self, everything: Interactions, positions: Tensor, split: str) -> HeldOut:
         users = everything.users[positions]
-        negatives = unchosen_items(everything, users, self.evaluation_negatives, derive(0, "negatives", split))
+        negatives = unchosen_items(everything, users, EVALUATION_NEGATIVES, derive(0, "negatives", split))
         return HeldOut(users, everything.items[positions], negatives)
 
 

@@ -20,7 +20,7 @@ from torch import Tensor
 
 from bitcycle.dataset.base import DatasetInfo, DatasetOptions, Splits, check_whole, first_samples, logger, missing
 from bitcycle.dataset.sources import columns, download, file_bytes, has_parquet, load_hub
-from bitcycle.dataset.utterances import LogMel, Utterances
+from bitcycle.dataset.utterances import BANDS, LogMel, Utterances
 from bitcycle.errors import DataError
 from bitcycle.optional_imports import require
 from bitcycle.settings import setting
@@ -75,9 +75,6 @@ class SpeechDatasetOptions(DatasetOptions):
     has_validation = True
 
     sampling_rate: int = setting(16_000, "sampling rate of all recordings in Hz", minimum=1000)
-    mel_bands: int = setting(40, "mel bands per frame; with differences three features each", minimum=1)
-    window_ms: float = setting(25.0, "window length of a frame in milliseconds", minimum=1)
-    hop_ms: float = setting(10.0, "hop between frames in milliseconds", minimum=1)
     nominal_seconds: float = setting(
         7.8, "seconds of the utterance whose cost is counted for all (WSJ's SI-284: 7.8)", minimum=0.01
     )
@@ -94,14 +91,9 @@ class SpeechDatasetOptions(DatasetOptions):
 
     def shape(self, transcripts: Iterable[str]) -> SpeechShape:
         """Shape of the data, with a symbol for each character of the transcripts and the blank."""
-        frames = self.log_mel.frames(round(self.nominal_seconds * self.sampling_rate))
+        frames = LogMel(self.sampling_rate).frames(round(self.nominal_seconds * self.sampling_rate))
         # log-mel bands with first and second differences
-        return SpeechShape(3 * self.mel_bands, 1 + len(set("".join(transcripts))), frames)
-
-    @property
-    def log_mel(self) -> LogMel:
-        """The function from waveforms to log-mel features."""
-        return LogMel(self.sampling_rate, self.mel_bands, self.window_ms, self.hop_ms)
+        return SpeechShape(3 * BANDS, 1 + len(set("".join(transcripts))), frames)
 
     def utterances(self, recordings: Sequence[Recording], alphabet: Sequence[str]) -> Utterances:
         """Features of recordings. Raises DataError if there are none, or one cannot be read."""
@@ -109,7 +101,7 @@ class SpeechDatasetOptions(DatasetOptions):
             raise DataError(f"a split of {self.name} has no recordings; add some")
         if len(recordings) > 5000:
             logger.info("computing features of %d recordings", len(recordings))
-        log_mel = self.log_mel
+        log_mel = LogMel(self.sampling_rate)
         features = [log_mel(recording.waveform(self.sampling_rate)) for recording in recordings]
         return Utterances(features, [recording.transcript for recording in recordings], alphabet)
 

@@ -21,6 +21,8 @@ from bitcycle.dataset.epoch import Epoch, epoch_order, grouped_order
 from bitcycle.device import to_device
 from bitcycle.randomness import derive
 
+BANDS, WINDOW_MS, HOP_MS = 40, 25.0, 10.0
+"""Mel bands of a frame, and length of and distance between the windows of frames."""
 FLOOR = 1e-8
 """Approximate energy of 16-bit rounding noise in a mel band."""
 DIFFERENCE_WIDTH = 2
@@ -40,8 +42,8 @@ def mel_filters(bands: int, bins: int, sampling_rate: int) -> Tensor:
 class LogMel:
     """Converts waveforms [S] to log-mel features [T, bands], T = 1 + floor((max(S, W) - W) / H)."""
 
-    def __init__(self, sampling_rate: int, bands: int = 40, window_ms: float = 25.0, hop_ms: float = 10.0) -> None:
-        self.window, self.hop = (max(1, round(ms * sampling_rate / 1000)) for ms in (window_ms, hop_ms))
+    def __init__(self, sampling_rate: int, bands: int = BANDS) -> None:
+        self.window, self.hop = (max(1, round(ms * sampling_rate / 1000)) for ms in (WINDOW_MS, HOP_MS))
         self.size = 1 << (self.window - 1).bit_length()
         self.taper = torch.hann_window(self.window, periodic=True)
         self.filters = mel_filters(bands, self.size // 2 + 1, sampling_rate)

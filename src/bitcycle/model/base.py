@@ -1,7 +1,6 @@
 """Base class of model options, which build a network for data of a given kind, and weights from files, read without executing
 code from them."""
 
-import pickle
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import partial
@@ -13,6 +12,7 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file
 from torch import Tensor, nn
 
+from bitcycle.errors import UNREADABLE
 from bitcycle.settings import MISSING, SettingError, Settings, setting
 from bitcycle.shapes import ImageShape, Shape
 
@@ -72,17 +72,13 @@ def shortcut(in_channels: int, channels: int, stride: int = 1) -> nn.Module:
     return nn.Sequential(nn.Conv2d(in_channels, channels, 1, stride=stride, bias=False), nn.BatchNorm2d(channels))
 
 
-UNREADABLE = (OSError, RuntimeError, EOFError, ValueError, LookupError, pickle.UnpicklingError, SafetensorError)
-"""What reading a damaged file of weights may raise."""
-
-
 def read_weights(file: Path, field: str) -> dict[str, Tensor]:
     """Weights by name: of a checkpoint of this project, a saved state dict, or a safetensors file. Raises SettingError about
     `field` if the file cannot be read or holds something else."""
     try:
         tensors_only = partial(torch.load, map_location="cpu", weights_only=True)
         state: Any = (load_file if file.suffix == ".safetensors" else tensors_only)(file)
-    except UNREADABLE as error:
+    except (*UNREADABLE, SafetensorError) as error:
         problem = f"cannot be read as weights ({type(error).__name__}: {str(error).splitlines()[0]})"
         remedy = "give a file of plain tensors, written by torch.save or safetensors"
         raise SettingError(field, file, problem, remedy) from error

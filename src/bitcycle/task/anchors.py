@@ -82,6 +82,10 @@ def decode(offsets: Tensor, places: Tensor) -> Tensor:
     return torch.cat([centres - half, centres + half], dim=-1)
 
 
+POSITIVE, NEGATIVE = 0.5, 0.4
+"""Minimum IoU of a positive anchor, and IoU below which one is negative."""
+ALPHA, GAMMA = 0.25, 2.0
+"""Weight of positive targets and focusing exponent of the focal loss."""
 CLAMP = 1e-4
 """Minimum distance of scores from 0 and 1."""
 KNEE = 1 / 9
@@ -108,11 +112,8 @@ class DetectionLosses(NamedTuple):
     right: Tensor
 
 
-def match(places: Tensor, boxes: Tensor, labels: Tensor, positive: float = 0.5, negative: float = 0.4) -> Matches:
-    """Match the anchors `places` [A, 4] with the objects of each image: boxes [N, M, 4], labels [N, M], `NOTHING` for padding.
-
-    `positive` is the minimum IoU of positive anchors; anchors with an IoU below `negative` are negative.
-    """
+def match(places: Tensor, boxes: Tensor, labels: Tensor) -> Matches:
+    """Match the anchors `places` [A, 4] with the objects of each image: boxes [N, M, 4], labels [N, M], `NOTHING` for padding."""
     from torchvision.ops import box_iou
 
     if not labels.shape[1]:
@@ -120,15 +121,15 @@ def match(places: Tensor, boxes: Tensor, labels: Tensor, positive: float = 0.5, 
     overlaps = box_iou(places, boxes.flatten(0, 1)).unflatten(1, labels.shape).transpose(0, 1)
     best, index = overlaps.masked_fill((labels == NOTHING)[:, None], -1.0).max(dim=2)
     matched = boxes.gather(1, index[..., None].expand(-1, -1, 4))
-    is_positive = best >= positive
-    return Matches(is_positive, ~is_positive & (best >= negative), matched, labels.gather(1, index))
+    is_positive = best >= POSITIVE
+    return Matches(is_positive, ~is_positive & (best >= NEGATIVE), matched, labels.gather(1, index))
 
 
-def focal_terms(scores: Tensor, targets: Tensor, alpha: float = 0.25, gamma: float = 2.0) -> Tensor:
+def focal_terms(scores: Tensor, targets: Tensor) -> Tensor:
     """Focal loss of each score for its boolean target; scores and targets have the same shape."""
     scores = scores.clamp(CLAMP, 1 - CLAMP)
     of_target = torch.where(targets, scores, 1 - scores)
-    weight = torch.where(targets, alpha, 1 - alpha) * (1 - of_target) ** gamma
+    weight = torch.where(targets, ALPHA, 1 - ALPHA) * (1 - of_target) ** GAMMA
     return -weight * of_target.log()
 
 
@@ -138,14 +139,12 @@ def smooth_l1(differences: Tensor) -> Tensor:
     return torch.where(distance <= KNEE, distance**2 / (2 * KNEE), distance - KNEE / 2)
 
 
-def detection_losses(
-    scores: Tensor, offsets: Tensor, places: Tensor, matches: Matches, alpha: float = 0.25, gamma: float = 2.0
-) -> DetectionLosses:
+def detection_losses(scores: Tensor, offsets: Tensor, places: Tensor, matches: Matches) -> DetectionLosses:
     """Losses of a batch, means over its images, of scores [N, A, K] in (0, 1), offsets [N, A, 4] and anchors `places` [A, 4]."""
     positives = matches.positive.sum(dim=1)
     classes = torch.arange(scores.shape[2], device=scores.device)
     targets = (matches.labels[..., None] == classes) & matches.positive[..., None]
-    terms = focal_terms(scores, targets, alpha, gamma).masked_fill(matches.ignored[..., None], 0.0)
+    terms = focal_terms(scores, targets).masked_fill(matches.ignored[..., None], 0.0)
     class_loss = terms.sum(dim=(1, 2)) / positives.clamp_min(1)
     # unmatched anchors get finite offsets, since 0 times infinity is nan
     wanted = encode(torch.where(matches.positive[..., None], matches.boxes, places), places)

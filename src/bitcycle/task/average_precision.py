@@ -27,7 +27,7 @@ def area_under_envelope(recall: Tensor, precision: Tensor) -> float:
 
 
 OVERLAP = 0.5
-"""Minimum IoU of a correct detection."""
+"""Minimum IoU of a correct detection, and with a better one above which a detection is dropped."""
 
 
 class Detections(NamedTuple):

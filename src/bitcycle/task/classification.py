@@ -21,7 +21,6 @@ class ClassificationOptions(TaskOptions):
     can_be_shared = True
 
     name: str = "classification"
-    label_smoothing: float = setting(0.0, "label smoothing (papers: 0)", minimum=0, maximum=1)
     evaluation_batch_size: int = setting(500, "images evaluated at once", minimum=1, affects_result=False)
 
     def sample(self, info: DatasetInfo) -> Sample:
@@ -45,7 +44,7 @@ class Classification(Task):
 
     def train(self, model: nn.Module, batch: Batch) -> StepOutput:
         logits = model(batch.inputs)
-        loss = F.cross_entropy(logits, batch.targets, label_smoothing=self.options.label_smoothing)
+        loss = F.cross_entropy(logits, batch.targets)
         return StepOutput(loss, (logits.detach().argmax(1) == batch.targets).float().mean())
 
     def measure(self, model: nn.Module, split: str) -> dict[str, float]:

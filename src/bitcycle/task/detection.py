@@ -18,8 +18,11 @@ from bitcycle.dataset.detection import DetectionBatch, DetectionBatches, Detecti
 from bitcycle.optional_imports import require
 from bitcycle.settings import SettingError, setting
 from bitcycle.task.anchors import NOTHING, DetectionLosses, anchors, decode, detection_losses, match
-from bitcycle.task.average_precision import AveragePrecision, Detections, Truth
+from bitcycle.task.average_precision import OVERLAP, AveragePrecision, Detections, Truth
 from bitcycle.task.base import Sample, StepOutput, Task, TaskOptions, TaskSetup, evaluation_splits
+
+SCORE, CANDIDATES, DETECTIONS = 0.05, 20_000, 100
+"""Minimum score of a detection; those kept before non-maximum suppression (cpt_voc: all), and those of an image evaluated."""
 
 
 @dataclass
@@ -30,16 +33,6 @@ class DetectionOptions(TaskOptions):
     can_be_shared = True
 
     name: str = "detection"
-    alpha: float = setting(0.25, "focal loss: weight alpha of positive targets (Lin et al. 2017)", minimum=0, maximum=1)
-    gamma: float = setting(2.0, "focal loss: focusing exponent gamma (Lin et al. 2017)", minimum=0)
-    positive_overlap: float = setting(0.5, "minimum IoU of a positive anchor with its object", minimum=0, maximum=1)
-    negative_overlap: float = setting(0.4, "IoU below which an anchor is negative", minimum=0, maximum=1)
-    score_threshold: float = setting(0.05, "minimum score of detections", minimum=0, maximum=1)
-    nms_overlap: float = setting(
-        0.5, "non-maximum suppression: IoU with a better detection above which one is dropped", minimum=0, maximum=1
-    )
-    nms_candidates: int = setting(20_000, "detections kept before non-maximum suppression (cpt_voc: all)", minimum=1)
-    detections: int = setting(100, "best detections of an image that are evaluated", minimum=1)
     difficult: str = setting(
         "count",
         "objects marked as difficult: evaluate them (cpt_voc, whose lists lack the mark), or ignore them (VOC's rule)",
@@ -55,9 +48,6 @@ class DetectionOptions(TaskOptions):
     )
 
     def validate(self) -> None:
-        if self.negative_overlap > self.positive_overlap:
-            problem = f"is above positive_overlap={self.positive_overlap}"
-            raise SettingError("negative_overlap", self.negative_overlap, problem, "use a value up to that")
         if self.cost_size is not None and len(self.cost_size) != 2:
             raise SettingError("cost_size", self.cost_size, "needs two numbers", "write [height, width], as [224,224]")
 
@@ -92,9 +82,8 @@ class Detection(Task):
         return StepOutput(losses.classes + losses.boxes, losses.right)
 
     def _losses(self, batch: DetectionBatch, scores: Tensor, offsets: Tensor) -> DetectionLosses:
-        options, places = self.options, _anchors_of(batch)
-        matches = match(places, batch.boxes, batch.labels, options.positive_overlap, options.negative_overlap)
-        return detection_losses(scores, offsets, places, matches, options.alpha, options.gamma)
+        places = _anchors_of(batch)
+        return detection_losses(scores, offsets, places, match(places, batch.boxes, batch.labels))
 
     def measure(self, model: nn.Module, split: str) -> dict[str, float]:
         """`test_map50`, `test_map` (mean over IoU thresholds from 0.5 to 0.95) and `test_map50_all_points` (as in the released
@@ -102,8 +91,7 @@ class Detection(Task):
         from torchmetrics import MeanMetric
         from torchmetrics.detection import MeanAveragePrecision
 
-        limits = [1, min(10, self.options.detections), self.options.detections]
-        coco = MeanAveragePrecision(max_detection_thresholds=limits, sync_on_compute=False)
+        coco = MeanAveragePrecision(max_detection_thresholds=[1, 10, DETECTIONS], sync_on_compute=False)
         coco.warn_on_many_detections = False
         all_points, mean_loss = AveragePrecision(self.classes), MeanMetric().to(self.device)
         seen: list[tuple[int, Detections, Truth]] = []
@@ -138,13 +126,13 @@ class Detection(Task):
         """The detections in an image of `size` without padding, from boxes [A, 4] and scores [A, K] of all anchors."""
         from torchvision.ops import batched_nms, clip_boxes_to_image
 
-        places, labels = (scores > self.options.score_threshold).nonzero(as_tuple=True)
+        places, labels = (scores > SCORE).nonzero(as_tuple=True)
         values = scores[places, labels]
-        if len(values) > self.options.nms_candidates:
-            values, best = values.topk(self.options.nms_candidates)
+        if len(values) > CANDIDATES:
+            values, best = values.topk(CANDIDATES)
             places, labels = places[best], labels[best]
         clipped = clip_boxes_to_image(boxes[places], size)
-        kept = batched_nms(clipped, values, labels, self.options.nms_overlap)[: self.options.detections]
+        kept = batched_nms(clipped, values, labels, OVERLAP)[:DETECTIONS]
         return Detections(clipped[kept], values[kept], labels[kept])
 
 

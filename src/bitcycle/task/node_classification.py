@@ -45,9 +45,6 @@ class NodeClassificationOptions(TaskOptions):
         "cross_entropy, or raw_nll (released code on ogbn-arxiv: no softmax, unbounded below)",
         choices=("cross_entropy", "raw_nll"),
     )
-    evaluation_batch_size: Optional[int] = setting(
-        None, "nodes evaluated at once with sampled neighbours; norms depend on it; null: as in training", minimum=1
-    )
 
     def epoch(self, info: DatasetInfo, batch_size: int) -> Epoch:
         return Epoch(info.train_samples, info.train_samples if info.shape.neighbours is None else batch_size)
@@ -109,8 +106,7 @@ class NodeClassification(Task):
         self.splits = {"test": graph.test.to(device), "validation": graph.validation.to(device)}
         self.majority_baseline = float(graph.labels[graph.train].bincount().max()) / len(graph.train)
         self.sampler = None if shape.neighbours is None else SAMPLERS[dataset.sampler](self.edges, shape.neighbours)
-        self.epoch = options.epoch(setup.info, setup.batch_size)
-        self.evaluation_batch_size = options.evaluation_batch_size or setup.batch_size
+        self.epoch, self.batch_size = options.epoch(setup.info, setup.batch_size), setup.batch_size
 
     def batches(self, step: int) -> Iterator[GraphBatch]:
         if self.sampler is None:
@@ -156,5 +152,5 @@ class NodeClassification(Task):
         if self.sampler is None:
             yield self._whole_graph(nodes)
             return
-        for number, part in enumerate(nodes.split(self.evaluation_batch_size)):
+        for number, part in enumerate(nodes.split(self.batch_size)):
             yield self._sampled(part, split, number)

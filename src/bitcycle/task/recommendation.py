@@ -2,7 +2,7 @@
 
     positives      interactions of the training split                              target 1
     negatives      `negatives` items that the user has not chosen in it, for each positive, new ones in each epoch    target 0
-    hit rate       share of users whose held-out item is among the 10 best of it and `evaluation_negatives` others
+    hit rate       share of users whose held-out item is among the 10 best of it and 999 others
     NDCG           mean of log 2 / log(rank + 1) with ranks from 1, 0 beyond 10
 
 Source: He et al. 2017, section 4.1, as in MLPerf 0.5 (partial pre-training, table 1), where a negative may be the

@@ -30,7 +30,7 @@ import torch
 from torch import Tensor
 
 from bitcycle.dataset.speech import SpeechDatasetOptions, file_recording
-from bitcycle.dataset.utterances import Utterances
+from bitcycle.dataset.utterances import LogMel, Utterances
 from bitcycle.errors import DataError, RunError
 from bitcycle.randomness import derive
 from bitcycle.reproduction.measurement.artifacts import CLEAN, Row
@@ -222,7 +222,7 @@ class NoiseTest(Analysis):
 
     def measure(self, waveforms: Iterator[Tensor] | Sequence[Tensor]) -> dict[str, float]:
         """`test_cer` and `test_wer` in percent for waveforms of the test recordings."""
-        log_mel = self.dataset.log_mel
+        log_mel = LogMel(self.dataset.sampling_rate)
         texts = [recording.transcript for recording in self.recordings]
         utterances = Utterances([log_mel(waveform) for waveform in waveforms], texts, self.alphabet)
         return self.evaluation.measure(self.run.model, utterances, "test")

@@ -264,14 +264,14 @@ def test_more_convolutions(kind, quantizer):
 def test_transposed_weights_have_a_range_for_each_output_channel():
     model = bitcycle.quantize_model(nn.Sequential(nn.ConvTranspose2d(5, 3, 2)), float_layers=[])
     model[0].precision.set(Precision(1, 32, 32))
-    weight = model[0].quantized_weight(model[0].layer_key)
+    weight = model[0].quantized_weight()
     assert all(len(weight[:, channel].unique()) == 2 for channel in range(3))
 
 
 def test_transposed_weights_in_groups_have_a_range_for_each_output_channel():
     model = bitcycle.quantize_model(nn.ConvTranspose1d(6, 4, 3, groups=2), float_layers=[])
     model.precision.set(Precision(1, 32, 32))
-    weight = model.quantized_weight(model.layer_key)
+    weight = model.quantized_weight()
     for group in range(2):
         for channel in range(2):
             whole, found = (each[3 * group : 3 * group + 3, channel] for each in (model.weight, weight))

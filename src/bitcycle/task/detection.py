@@ -21,8 +21,8 @@ from bitcycle.task.anchors import NOTHING, DetectionLosses, anchors, decode, det
 from bitcycle.task.average_precision import OVERLAP, AveragePrecision, Detections, Truth
 from bitcycle.task.base import Sample, StepOutput, Task, TaskOptions, TaskSetup, evaluation_splits
 
-SCORE, CANDIDATES, DETECTIONS = 0.05, 20_000, 100
-"""Minimum score of a detection; those kept before non-maximum suppression (cpt_voc: all), and those of an image evaluated."""
+CANDIDATES, DETECTIONS = 20_000, 100
+"""Detections kept before non-maximum suppression (cpt_voc: all), and those of an image evaluated."""
 
 
 @dataclass
@@ -33,6 +33,7 @@ class DetectionOptions(TaskOptions):
     can_be_shared = True
 
     name: str = "detection"
+    score_threshold: float = setting(0.05, "minimum score of detections", minimum=0, maximum=1)
     difficult: str = setting(
         "count",
         "objects marked as difficult: evaluate them (cpt_voc, whose lists lack the mark), or ignore them (VOC's rule)",
@@ -126,7 +127,7 @@ class Detection(Task):
         """The detections in an image of `size` without padding, from boxes [A, 4] and scores [A, K] of all anchors."""
         from torchvision.ops import batched_nms, clip_boxes_to_image
 
-        places, labels = (scores > SCORE).nonzero(as_tuple=True)
+        places, labels = (scores > self.options.score_threshold).nonzero(as_tuple=True)
         values = scores[places, labels]
         if len(values) > CANDIDATES:
             values, best = values.topk(CANDIDATES)

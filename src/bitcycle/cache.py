@@ -5,12 +5,11 @@ import hashlib
 import logging
 import os
 import pickle
-import tempfile
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, TypeVar
 
-from bitcycle.files import digest_of
+from bitcycle.files import digest_of, write_atomically
 
 logger = logging.getLogger(__name__)
 
@@ -48,17 +47,17 @@ def cached(kind: str, identity: str, make: Callable[[], T]) -> T:
             name,
             make,
             read=lambda file: pickle.loads(file.read_bytes()),
-            write=lambda file, made: file.write_bytes(pickle.dumps(made)),
+            write=lambda stream, made: stream.write(pickle.dumps(made)),
         )
     found: T = _in_memory[name]
     return found
 
 
-def cached_file(name: str, make: Callable[[], T], read: Callable[[Path], T], write: Callable[[Path, T], Any]) -> T:
+def cached_file(name: str, make: Callable[[], T], read: Callable[[Path], T], write: Callable[[Any, T], Any]) -> T:
     """The result of `make`, stored in the file `name` of `cache_folder` and read from there if the file is intact.
 
-    The name must identify everything that the result depends on; `read` raises any exception if the file is damaged. A cache that
-    cannot be written only costs time.
+    The name must identify everything that the result depends on; `read` raises any exception if the file is damaged, and `write`
+    gets a binary stream. A cache that cannot be written only costs time.
     """
     try:
         file = cache_folder() / name
@@ -72,9 +71,7 @@ def cached_file(name: str, make: Callable[[], T], read: Callable[[Path], T], wri
         logger.info("%s cannot be read and is recomputed: %s", file, error)
     made = make()
     try:
-        with tempfile.TemporaryDirectory(dir=file.parent) as unfinished:
-            write(Path(unfinished) / name, made)
-            os.replace(Path(unfinished) / name, file)  # atomic, as other processes may read it
+        write_atomically(file, lambda stream: write(stream, made))  # as other processes may read it
     except OSError as error:
         logger.info("%s is not cached: %s", name, error)
     return made

@@ -7,7 +7,7 @@ accepts: unknown keys (including those added with +) and incompatible values.
 import dataclasses
 import difflib
 import itertools
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -77,7 +77,7 @@ def read_config(config: DictConfig) -> RunConfig:
     """The validated configuration of a run. Raises SettingError for an unknown key, a value of the wrong type or out of
     range, naming field and remedy."""
     for key, value in _undeclared(config, ""):
-        raise SettingError(key, value, "unknown setting", nearest_key(key, _declared_keys(config, "")))
+        raise unknown_setting(key, value)
     try:
         run: RunConfig = _to_settings(config, "")
     except OmegaConfBaseException as error:
@@ -90,13 +90,23 @@ def read_config(config: DictConfig) -> RunConfig:
     return run
 
 
-def nearest_key(key: str, known: Iterable[str] | None = None) -> str:
+def unknown_setting(key: str, value: object = "...") -> SettingError:
+    """The error for a setting that the chosen options do not have, naming the options that have it."""
+    group = key.split(".")[0]
+    kinds = GROUPS[group].kinds() if group in GROUPS else {}
+    owners = [name for name, kind in kinds.items() if key in set(fields_below(kind, f"{group}."))]
+    if owners:
+        return SettingError(key, value, f"the chosen {group} has no such setting", f"these have: {', '.join(owners)}")
+    return SettingError(key, value, "unknown setting", nearest_key(key))
+
+
+def nearest_key(key: str) -> str:
     """A remedy for an unknown key: the most similar known key, by its full name, last part or initials.
 
     >>> nearest_key("train.lrr")
     "did you mean 'training.learning_rate'? `python train.py --help GROUP` lists the settings of a group"
     """
-    known = sorted(known if known is not None else all_keys())
+    known = sorted(all_keys())
     group, _, leaf = key.rpartition(".")
     spellings: dict[str, str] = {}
     for name in known:
@@ -127,16 +137,6 @@ def fields_below(kind: type[Settings], prefix: str) -> Iterator[str]:
         nested: Any = field.default_factory
         if isinstance(nested, type) and issubclass(nested, Settings):
             yield from fields_below(nested, f"{prefix}{field.name}.")
-
-
-def _declared_keys(node: DictConfig, prefix: str) -> Iterator[str]:
-    kind = OmegaConf.get_type(node)
-    if kind is None or not dataclasses.is_dataclass(kind):
-        return
-    for field in dataclasses.fields(kind):
-        yield f"{prefix}{field.name}"
-        if not OmegaConf.is_missing(node, field.name) and OmegaConf.is_dict(child := node[field.name]):
-            yield from _declared_keys(child, f"{prefix}{field.name}.")
 
 
 def _undeclared(node: DictConfig, prefix: str) -> Iterator[tuple[str, Any]]:

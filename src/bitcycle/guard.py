@@ -10,7 +10,7 @@ from pathlib import Path
 from hydra.errors import HydraException, MissingConfigException, OverrideParseException
 from omegaconf.errors import OmegaConfBaseException
 
-from bitcycle.configuration import GROUPS, fields_below, nearest_key
+from bitcycle.configuration import unknown_setting
 from bitcycle.errors import EXIT_DONE, EXIT_FAILED, EXIT_INTERRUPTED, DataError, RunError
 from bitcycle.optional_imports import explain_missing
 from bitcycle.settings import SettingError, nearest
@@ -26,16 +26,6 @@ _REFUSALS = (
     (r"is not a subclass of (\w+)", "is a group of several settings", "set one of them, as in {key}.name={value}"),
 )
 """Pattern of OmegaConf's message about a wrong type -> problem and remedy of our message."""
-
-
-def unknown_setting(key: str) -> SettingError:
-    """The error for a setting that the chosen options do not have, naming the options that have it."""
-    group = key.split(".")[0]
-    kinds = GROUPS[group].kinds() if group in GROUPS else {}
-    owners = [name for name, kind in kinds.items() if key in set(fields_below(kind, f"{group}."))]
-    if owners:
-        return SettingError(key, "...", f"the chosen {group} has no such setting", f"these have: {', '.join(owners)}")
-    return SettingError(key, "...", "unknown setting", nearest_key(key))
 
 
 def explain_hydra(error: BaseException) -> str:

@@ -89,9 +89,10 @@ def quota_cores(root: Path = Path("/sys/fs/cgroup"), own: Path = Path("/proc/sel
     quotas: list[float | None] = []
     for _, controllers, group in (line.split(":", 2) for line in lines if line.count(":") >= 2):
         if not controllers:
-            quotas += [_quota(folder) for folder in _and_parents(root, group)]
+            quotas += [_quota(folder, "cpu.max") for folder in _and_parents(root, group)]
         elif "cpu" in controllers.split(","):
-            quotas += [_quota_of_version_1(folder) for folder in _and_parents(root / "cpu", group)]
+            files = ("cpu.cfs_quota_us", "cpu.cfs_period_us")
+            quotas += [_quota(folder, *files) for folder in _and_parents(root / "cpu", group)]
     return min((math.ceil(quota) for quota in quotas if quota), default=None)
 
 
@@ -101,19 +102,11 @@ def _and_parents(root: Path, group: str) -> list[Path]:
     return [folder, *(parent for parent in folder.parents if parent.is_relative_to(root))]
 
 
-def _quota(group: Path) -> float | None:
-    """Microseconds of CPU time per microsecond in cgroup version 2: `max 100000` or `150000 100000`."""
+def _quota(group: Path, *files: str) -> float | None:
+    """Microseconds of CPU time per microsecond, from a file of control groups, `150000 100000`, or their two files of version 1;
+    max and -1 mean no limit."""
     try:
-        quota, period = (group / "cpu.max").read_text().split()
-        return None if quota == "max" else int(quota) / int(period)
+        quota, period = " ".join((group / file).read_text() for file in files).split()
+        return None if quota in ("max", "-1") else int(quota) / int(period)
     except (OSError, ValueError, ZeroDivisionError):  # no such group or file, or another format
-        return None
-
-
-def _quota_of_version_1(group: Path) -> float | None:
-    """The same in cgroup version 1, where -1 means no limit."""
-    try:
-        quota, period = (int((group / f"cpu.cfs_{name}_us").read_text()) for name in ("quota", "period"))
-        return quota / period if quota > 0 else None
-    except (OSError, ValueError, ZeroDivisionError):
         return None

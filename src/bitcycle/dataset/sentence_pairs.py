@@ -56,7 +56,7 @@ def find_tokenizer(folder: Path | None, vocabulary: int, lowercase: bool, senten
             f"tokenizer-{vocabulary}-{hashlib.sha256(known.encode()).hexdigest()[:16]}.json",
             lambda: train_word_piece(tokenizers, vocabulary, lowercase, sentences),
             lambda file: tokenizers.Tokenizer.from_file(str(file)),
-            lambda file, tokenizer: file.write_text(tokenizer.to_str()),
+            lambda stream, tokenizer: stream.write(tokenizer.to_str().encode()),
         )
     if (size := tokenizer.get_vocab_size()) > vocabulary:
         raise DataError(

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from torch import Tensor, nn
 
 import bitcycle
-from bitcycle.quantizer import QUANTIZERS, nvfp4, quantize_mx
+from bitcycle.quantizer import QUANTIZERS, fp8, nvfp4, quantize_mx
 from bitcycle.quantizer.format import ELEMENTS, elements_by_bits, round_to_element
 from bitcycle.quantizer.mx import FORMATS
 from bitcycle.schedule import SUITE
@@ -162,8 +162,9 @@ def test_mx_equals_torchao_bit_for_bit(name):
     assert torch.equal(quantize_mx(x, name), theirs)
 
 
-def test_delayed_scaling_uses_the_last_calls_and_evaluation_changes_nothing():
-    quantizer, bits = QUANTIZERS["fp8"](history=2).activation(False), torch.tensor(8)
+def test_delayed_scaling_uses_the_last_calls_and_evaluation_changes_nothing(monkeypatch):
+    monkeypatch.setattr(fp8, "HISTORY", 2)
+    quantizer, bits = QUANTIZERS["fp8"]().activation(False), torch.tensor(8)
     for large, expected in ((4.0, 4.0), (8.0, 4.0), (1.0, 1.0), (1.0, 1.0), (9.0, 1.0)):
         assert quantizer(torch.tensor([large, 0.5]), bits)[0] == expected  # saturates at the largest of the last two
     quantizer.eval()
@@ -179,7 +180,7 @@ def test_delayed_scaling_uses_the_last_calls_and_evaluation_changes_nothing():
 @pytest.mark.parametrize("scaling", ["current", "delayed"])
 def test_the_input_sequence_of_a_recurrent_layer_is_one_fp8_tensor(scaling):
     x = random(5, 3, 4) * torch.tensor([1.0, 30, 0.1, 5, 2]).view(5, 1, 1)
-    whole, sequence = (QUANTIZERS["fp8"](scaling=scaling, history=4).activation(False) for _ in range(2))
+    whole, sequence = (QUANTIZERS["fp8"](scaling=scaling).activation(False) for _ in range(2))
     bits = torch.tensor(8)
     assert torch.equal(sequence.quantize_sequence(x, bits), whole(x, bits))
     assert torch.equal(sequence.history, whole.history)

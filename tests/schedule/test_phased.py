@@ -11,8 +11,7 @@ from bitcycle.recipe.learning_rate import LearningRateOptions
 from bitcycle.schedule import SCHEDULES, Phase, Schedule, schedule
 from bitcycle.settings import SettingError
 from bitcycle.training.phases import phase_rate
-from tests.conftest import configure
-from tests.quantizer.test_golden import FOLDER
+from tests.conftest import ROOT, configure
 
 FLOAT, BINARY, TWO, EIGHT = (Precision(32, 32, 32), Precision(1, 1, 32), Precision(2, 32, 32), Precision(8, 32, 32))
 
@@ -40,7 +39,8 @@ def test_any_split_of_partial_pretraining(split, expected):
     assert not bound.options.chooses
 
 
-GOLDEN = [case for case in json.loads((FOLDER / "partial_lr.json").read_text()) if case["task"] == "cifar"]
+DOMAINS = ROOT / "tests" / "data" / "golden-domains"
+GOLDEN = [case for case in json.loads((DOMAINS / "partial_lr.json").read_text()) if case["task"] == "cifar"]
 
 
 @pytest.mark.parametrize("case", GOLDEN, ids=lambda case: case["total"])
@@ -53,7 +53,7 @@ def test_rates_of_partial_pretraining_equal_the_reference(case):
 
 
 def test_rate_for_imagenet_equals_the_reference():
-    points = next(case for case in json.loads((FOLDER / "partial_lr.json").read_text()) if case["task"] == "imagenet")
+    points = next(case for case in json.loads((DOMAINS / "partial_lr.json").read_text()) if case["task"] == "imagenet")
     options = configure("training=partial_imagenet", "dataset=imagenet", "training=partial_imagenet")
     per_epoch = 10_000
     for epoch, expected in points["points"]:

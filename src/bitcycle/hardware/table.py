@@ -1,7 +1,7 @@
 """The cost of a run as a text table: by layer group, by pass, in total, at static q_max, and the saving."""
 
 from collections import Counter, defaultdict
-from collections.abc import Iterable, Mapping
+from collections.abc import Container, Iterable, Mapping
 from dataclasses import dataclass
 
 from bitcycle.hardware.base import CONVENTIONS, PASSES, Cost, HardwareOptions, LayerCost
@@ -17,14 +17,14 @@ class Measure:
     """A cost in one unit: title, costs of the layers, total, and ratio to static q_max."""
 
     title: str
-    layers: dict[str, LayerCost]
+    layers: tuple[LayerCost, ...]
     total: float
     relative_to_static: float
     scale: float = 1.0
 
-    def of(self, names: Iterable[str], passes: Iterable[str] = PASSES) -> float:
-        """Cost of the given layers in the given passes."""
-        layers = [self.layers[name] for name in names if name in self.layers]
+    def of(self, names: Container[str] | None = None, passes: Iterable[str] = PASSES) -> float:
+        """Cost of the layers with these names, or of all, in the given passes."""
+        layers = [layer for layer in self.layers if names is None or layer.name in names]
         return float(sum(getattr(layer, name) for layer in layers for name in passes)) * self.scale
 
     @property
@@ -56,9 +56,7 @@ def cost_table(workload: Workload, hardware: HardwareOptions, cost: Cost, refere
         + [measure.cell(measure.of(names)) for measure in measures]
         for (title, bits), names in _groups(workload, hardware, cost).items()
     ]
-    passes = [
-        [name.replace("_", " "), "", "", "", *(m.cell(m.of(m.layers, [name])) for m in measures)] for name in PASSES
-    ]
+    passes = [[name.replace("_", " "), "", "", "", *(m.cell(m.of(passes=[name])) for m in measures)] for name in PASSES]
     total = ["total", str(len(workload.operations)), "", f"{workload.macs / workload.samples / 1e6:.2f}"]
     sums = [
         total + [f"{m.total:.4g}" for m in measures],
@@ -77,19 +75,12 @@ def saving(relative: float, static: str) -> str:
 
 
 def _measures(cost: Cost) -> Iterable[Measure]:
-    yield Measure("GBitOps", _by_name(cost.layers), cost.gbitops, cost.relative_to_static, 1e-9)
+    yield Measure("GBitOps", cost.layers, cost.gbitops, cost.relative_to_static, 1e-9)
     for name, part in (cost.by_hardware or {"": cost}).items():
         if part.energy_j is not None and part.energy_relative_to_static is not None:
-            yield Measure(
-                f"{name} J".strip(), _by_name(part.energy_layers), part.energy_j, part.energy_relative_to_static
-            )
+            yield Measure(f"{name} J".strip(), part.energy_layers, part.energy_j, part.energy_relative_to_static)
         if part.latency_s is not None and part.latency_relative_to_static is not None:
-            layers = _by_name(part.latency_layers)
-            yield Measure(f"{name} s".strip(), layers, part.latency_s, part.latency_relative_to_static)
-
-
-def _by_name(layers: Iterable[LayerCost]) -> dict[str, LayerCost]:
-    return {layer.name: layer for layer in layers}
+            yield Measure(f"{name} s".strip(), part.latency_layers, part.latency_s, part.latency_relative_to_static)
 
 
 def _groups(workload: Workload, hardware: HardwareOptions, cost: Cost) -> dict[tuple[str, str], list[str]]:

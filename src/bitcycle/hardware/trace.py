@@ -222,6 +222,7 @@ class _Recorder(TorchDispatchMode):
         module = self.stack[-1]
         moving, held, second = product.moving, product.held, product.second
         wanted = torch.is_grad_enabled() or moving.requires_grad  # gradients are disabled where features are frozen
+        options = getattr(module, "quantizer_options", None)  # a quantizer.QuantizerOptions
         self.operations.append(
             Operation(
                 name=self._next_name(module),
@@ -235,8 +236,8 @@ class _Recorder(TorchDispatchMode):
                 input_gradients=moving.requires_grad + (second is not None and second.requires_grad),
                 fixed_precision=_fixed_precision(module),
                 needs_weight_gradient=held.requires_grad and wanted,
-                storage=_storage(module),
-                backward_at_gradient_bits=_reads_gradient_bits(module),
+                storage=_storage(module, options),
+                backward_at_gradient_bits=getattr(options, "backward_bits", "forward") == "gradient",
             )
         )
 
@@ -292,14 +293,8 @@ def _fixed_precision(module: nn.Module) -> Precision | None:
     return state.precision if state.fixed else None
 
 
-def _reads_gradient_bits(module: nn.Module) -> bool:
-    options = getattr(module, "quantizer_options", None)
-    return getattr(options, "backward_bits", "forward") == "gradient"
-
-
-def _storage(module: nn.Module) -> tuple[Mapping[int, Fraction], ...]:
+def _storage(module: nn.Module, options: Any) -> tuple[Mapping[int, Fraction], ...]:
     """Scheduled bits -> stored bits, for each role; empty where both are equal."""
-    options = getattr(module, "quantizer_options", None)  # a quantizer.QuantizerOptions
     if options is None or _fixed_precision(module) == FLOAT_PRECISION:
         return ()
     tables = tuple(options.storage_bits(role) for role in Precision._fields)

@@ -46,7 +46,6 @@ class Llama(ModelOptions):
 
     takes: ClassVar[type] = TokenShape
 
-    name: str = "llama"
     layers: int = setting(4, "layers", minimum=1)
     width: int = setting(256, "width of the hidden vectors", minimum=2)
     heads: int = setting(4, "attention heads", minimum=1)

@@ -76,7 +76,6 @@ class MobileNetV2Cifar(ModelOptions):
     """Options of MobileNetV2 for CIFAR."""
 
     smallest_image = 8
-    name: str = "mobilenet_v2"
 
     def build(self, shape: ImageShape) -> CifarMobileNetV2:
         return CifarMobileNetV2(shape)

@@ -59,7 +59,5 @@ class Ncf(ModelOptions):
 
     takes = InteractionShape
 
-    name: str = "ncf"
-
     def build(self, shape: InteractionShape) -> NeuralCollaborativeFiltering:
         return NeuralCollaborativeFiltering(shape.users, shape.items)

@@ -191,7 +191,6 @@ class AwdLanguageModelOptions(ModelOptions):
 
     takes: ClassVar[type] = TokenShape
 
-    name: str = "lstm_awd"
     layers: int = setting(2, "stacked LSTM layers (CPT: 2; Merity et al.: 3)", minimum=1)
     hidden: int = setting(1150, "units of all layers except the last", minimum=1)
     embedding: int = setting(400, "size of the embedding and units of the last layer", minimum=1)

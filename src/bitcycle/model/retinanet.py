@@ -106,7 +106,6 @@ class RetinaNetOptions(ModelOptions):
 
     takes = DetectionShape
 
-    name: str = "retinanet"
     depth: int = setting(
         18, "layers of the ResNet: 18, 34, 50 or 101 (Better Schedules: 18; its code has scripts for 101)"
     )

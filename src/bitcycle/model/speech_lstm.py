@@ -67,7 +67,6 @@ class SpeechLstmOptions(ModelOptions):
 
     takes = SpeechShape
 
-    name: str = "speech_lstm"
     hidden: int = setting(512, "cells of an LSTM layer (HLHLp, section 4.3: 512)", minimum=1)
     layers: int = setting(3, "LSTM layers (HLHLp, section 4.3: 3)", minimum=1)
     dropout: float = setting(0.5, "dropout rate of the outputs of LSTM layers (HLHLp: 0.5)", minimum=0, maximum=1)

@@ -50,7 +50,6 @@ class VggCifar(ModelOptions):
     """Options of VGG-16 for CIFAR."""
 
     smallest_image = 32
-    name: str = "vgg16"
 
     def build(self, shape: ImageShape) -> CifarVgg:
         return CifarVgg(shape)

@@ -1,7 +1,7 @@
 """Quantizers whose formats are those of a schedule."""
 
 from collections.abc import Sequence
-from dataclasses import fields
+from dataclasses import fields, replace
 
 from bitcycle.quantizer.base import QuantizerOptions
 from bitcycle.quantizer.block import BlockOptions
@@ -22,19 +22,17 @@ def with_formats(options: QuantizerOptions, schedule: Schedule) -> QuantizerOpti
     if lists is None or options.name == "none":
         return options
     if not isinstance(options, BlockOptions):
-        problem, remedy = (
-            f"quantizer={options.name} does not have these formats",
-            "use quantizer=mx, or a recipe of 4 bits",
-        )
+        problem = f"quantizer={options.name} does not have these formats"
+        remedy = "use quantizer=mx, or a recipe of 4 bits"
         raise SettingError("schedule.formats", list(lists[0]), problem, remedy)
     shared = {field.name: getattr(options, field.name) for field in fields(BlockOptions)}
     made = Mx(**shared) if not isinstance(options, Mx) else options
     forward, gradient = _named(lists[0], FORWARD), _named(lists[1], GRADIENT)
-    changed = {
-        "forward_formats": forward or made.forward_formats,
-        "gradient_formats": gradient or made.gradient_formats,
-    }
-    return Mx(**(vars(made) | changed))
+    return replace(
+        made,
+        forward_formats=forward or made.forward_formats,
+        gradient_formats=gradient or made.gradient_formats,
+    )
 
 
 def _named(formats: Sequence[str], families: dict[str, str]) -> list[str]:

@@ -14,16 +14,9 @@ from bitcycle.schedule.base import ScheduleOptions
 from bitcycle.settings import SettingError, default_of, nearest, setting
 
 FORMAT_BITS: dict[str, int] = {
-    "nvfp4": 4,
-    "mxfp4": 4,
-    "mxfp6": 6,
-    "mxfp8": 8,
-    "mxfp4_e2m1": 4,
-    "mxfp6_e2m3": 6,
-    "mxfp6_e3m2": 6,
-    "mxfp8_e4m3": 8,
-    "mxfp8_e5m2": 8,
-    "mxint8": 8,
+    **dict.fromkeys(("nvfp4", "mxfp4", "mxfp4_e2m1"), 4),
+    **dict.fromkeys(("mxfp6", "mxfp6_e2m3", "mxfp6_e3m2"), 6),
+    **dict.fromkeys(("mxfp8", "mxfp8_e4m3", "mxfp8_e5m2", "mxint8"), 8),
     "float": FLOAT,
 }
 """Formats by name, with the bits that select them. mxfp6 is E2M3; mxfp8 is E4M3, and E5M2 for gradients."""

@@ -22,7 +22,6 @@ class LateSwitch(FormatLevels):
     BF16 for the last 18 % of a run. Differs in switching to float32, as bfloat16 is not simulated.
     """
 
-    name: str = "late_switch"
     q_min: Any = setting(4, "bits until the switch", minimum=1, maximum=32)
     q_max: int = setting(32, "bits from the switch on; 32: float32", minimum=1, maximum=32)
     share: float = setting(0.18, "part of the run after the switch (NVFP4, appendix D: 0.18)", minimum=0, maximum=1)

@@ -79,7 +79,6 @@ class PartialPretrain(PhasedOptions):
     the latter are kept.
     """
 
-    name: str = "partial_pretrain"
     q_min: int = setting(1, "bits of weights and activations in the second phase", minimum=1, maximum=32)
     q_max: int = setting(32, "bits of weights and activations in the first phase; 32 is float", minimum=1, maximum=32)
     split: float = setting(
@@ -114,7 +113,6 @@ class Hlhlp(PhasedOptions):
     phase ends worse than guessing; alpha = 0.1 and r = 1 keep the course of table 6 (results/notes/hlhlp-phases.md).
     """
 
-    name: str = "hlhlp"
     q_min: int = setting(2, "not used: see `bits`", affects_result=False)
     q_max: int = setting(32, "not used: see `bits`", affects_result=False)
     bits: list[int] = setting([32, 2, 8, 2], "bits of the weights in each phase; 32 is float", minimum=1, maximum=32)

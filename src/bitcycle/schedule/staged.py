@@ -49,7 +49,6 @@ class Staged(StageOptions):
     Source: FracTrain, appendix A; CPT, sections 3.1 and 3.2.
     """
 
-    name: str = "pfq_manual"
     boundaries: Optional[list[float]] = setting(
         None,
         "fractions of the run at which the second and later stages begin; null: equal stages",
@@ -165,8 +164,6 @@ class Pfq(StageOptions, LossPlateau):
 
     Source: FracTrain, section 3.1 and algorithm 1; released code, train_pfq.py.
     """
-
-    name: str = "pfq"
 
     def bind(self, total_steps: int, steps_per_epoch: int | None = None) -> "PfqSchedule":
         return PfqSchedule(self, RunLength(total_steps, steps_per_epoch))

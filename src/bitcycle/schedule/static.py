@@ -40,7 +40,6 @@ class Deficit(ScheduleOptions):
     as a fraction of the run unless `unit` is set; their CIFAR deficit runs include the last step (`inclusive`).
     """
 
-    name: str = "deficit"
     start: float = setting(0.0, "where the window of low precision begins, in `unit`", minimum=0)
     end: float = setting(0.25, "where the window of low precision ends, in `unit`", minimum=0)
     unit: str = setting("fraction", "unit of start and end", choices=("fraction", "step", "epoch"))

@@ -38,7 +38,6 @@ def library() -> Any | None:
     return None if why_floats() else operators(SOURCE, INSTRUCTIONS)
 
 
-@functools.cache
 def integer_products_work() -> bool:
     """Whether PyTorch multiplies 8-bit integers exactly on this CPU."""
     return why_floats() == ""

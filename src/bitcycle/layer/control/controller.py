@@ -72,11 +72,9 @@ class PrecisionController:
         self._quantizers = list({id(quantizer): quantizer for quantizer in options}.values())
         for quantizer in self._quantizers:
             if with_formats(quantizer, schedule) != quantizer:
-                problem, remedy = (
-                    "the model was converted without them",
-                    "use quantize_model(model, ..., schedule=schedule)",
-                )
-                raise SettingError("schedule.formats", schedule.format_lists, problem, remedy)
+                remedy = "use quantize_model(model, ..., schedule=schedule)"
+                lists = schedule.format_lists
+                raise SettingError("schedule.formats", lists, "the model was converted without them", remedy)
             quantizer.check_ends(schedule.lowest, schedule.reference)
         self.precision: Precision | None = None
         self.next_step, self._has_counted = 0, False

@@ -15,9 +15,12 @@ from bitcycle.configuration import read_config
 from bitcycle.errors import EXIT_DONE, EXIT_FAILED, EXIT_INTERRUPTED, RunError
 from bitcycle.files import write_json
 from bitcycle.model import build_seeded
+from bitcycle.reproduction import campaign as campaign_module
 from bitcycle.reproduction.campaign import Campaign, Part, Summaries, alone, read_plan, run, train
 from bitcycle.settings import SettingError
+from bitcycle.sweep.forkserver import PRIORITY_VARIABLE
 from bitcycle.sweep.local import LocalPool
+from bitcycle.threads import CHOSEN, THREADS
 from bitcycle.training.run_folder import RunFolder
 from tests.conftest import COMPOSER, ROOT, configure
 
@@ -82,6 +85,21 @@ def test_a_plan_is_read_and_a_wrong_one_refused(tmp_path):
 def test_a_campaign_without_jobs_is_refused(tmp_path):
     with pytest.raises(SettingError, match=r"--jobs=0: is too small\. Remedy: use 1 or more"):
         run(Namespace(jobs=0, threads=1), tmp_path)
+
+
+@pytest.mark.parametrize(("given", "users", "expected"), [(2, "5", "2"), (None, "5", "5"), (None, None, "1")])
+def test_the_threads_of_a_run(given, users, expected, tmp_path, monkeypatch):
+    """The option comes before the user's OMP_NUM_THREADS, and this before one thread."""
+    monkeypatch.setenv(PRIORITY_VARIABLE, "idle")
+    monkeypatch.setenv(THREADS, users or "1")
+    monkeypatch.setenv(CHOSEN, "" if users else "1")
+    chosen: list[str] = []
+    monkeypatch.setattr(campaign_module, "train", lambda *_: chosen.append(os.environ[THREADS]) or EXIT_DONE)
+    (tmp_path / "plan.yaml").write_text("parts: []")
+    options = {"plan": tmp_path / "plan.yaml", "results_root": str(tmp_path), "summary": tmp_path / "s.csv"}
+    more = {"jobs": 1, "figures": False, "dry_run": False, "priority": "idle"}
+    assert run(Namespace(threads=given, **options, **more), ROOT) == EXIT_DONE
+    assert chosen == [expected]
 
 
 def test_the_plan_of_this_repository_is_a_plan():

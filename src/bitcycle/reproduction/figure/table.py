@@ -6,8 +6,10 @@ and lists each run once.
 
 from collections import defaultdict
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
-from typing import NamedTuple
+from pathlib import Path
+from typing import Any, NamedTuple
 
+import yaml
 from rich.table import Table as Shown
 
 from bitcycle.files import resource_root
@@ -16,7 +18,7 @@ from bitcycle.reproduction.analysis.aggregation import Cell, read_runs
 from bitcycle.reproduction.analysis.collect import SUMMARY, summary_row
 from bitcycle.reproduction.analysis.contrast import Pool, fact
 from bitcycle.reproduction.analysis.items import PUBLISHED, Published, read_items
-from bitcycle.reproduction.analysis.metrics import EVALUATED, PHASE, estimate_of
+from bitcycle.reproduction.analysis.metrics import PHASE, estimate_of
 from bitcycle.reproduction.analysis.statistics import Estimate
 from bitcycle.reproduction.figure.data import (
     ItemData,
@@ -28,26 +30,14 @@ from bitcycle.reproduction.figure.data import (
     our_network,
     panels_of,
 )
-from bitcycle.schedule import SUITE
 from bitcycle.training.display import console
 from bitcycle.training.run_folder import RunFolder
 
 MACS_PER_GBITOP = 1e9 / 32**2
 """Effective MACs per GBitOp in FracTrain: a float MAC has 32 x 32 bit operations."""
 LABELS = ("group", "model", "dataset", "method", "schedule", "fw_bits", "bw_bits", "setting", "metric", "unit")
-COLUMNS = {
-    "top5_accuracy": (f"{EVALUATED}test_accuracy_top5", 1.0),
-    "wer": (f"{EVALUATED}test_wer", 1.0),
-    "training_speed": ("steps_per_second", 1.0),
-    "identified_lower_bound": ("q_min", 1.0),
-    "parameters": ("parameters", 1e-6),
-    "energy": ("energy_j", 1e-3),
-}
-"""Published metric other than the main metric of a run -> our metric, see `metrics.reading`, and its factor."""
-MAIN = ("test_accuracy", "top1_accuracy", "perplexity", "test_perplexity", "cer", "hr_at_10", "map")
-"""Published names of the main metric of a run."""
-WORDS = {"range_min": "from", "range_max": "to", "~": "about", "<=": "at most", ">": "more than", "<": "below"}
-"""Relation of the true value to a printed number -> words that precede the number."""
+WORDS: dict[str, Any] = yaml.safe_load(Path(__file__).with_name("table.yaml").read_text())
+"""What published metrics, relations and settings of schedules are in our tables."""
 
 
 class Table(NamedTuple):
@@ -119,7 +109,7 @@ def as_printed(row: Published) -> str:
     """A published number as printed, with its correction if the paper contradicts itself."""
     text = row["printed"] or (number(float(row["value"])) if row["value"] else "")
     meant = row["corrected_value"]
-    return f"{WORDS.get(row['relation'], '')} {text}".strip() + (f" (meant: {meant})" if meant else "")
+    return f"{WORDS['relations'].get(row['relation'], '')} {text}".strip() + (f" (meant: {meant})" if meant else "")
 
 
 COMPARED = ("ours", "deviation", "n", "difference")
@@ -137,14 +127,14 @@ def comparison(row: Published, ours: Estimate | None) -> dict[str, str]:
 def measure(row: Published, cell: Cell, spec: Spec, phase: str | None) -> Estimate | None:
     """The value of a published metric in a cell, at the end of a phase or of the run."""
     metric, cost = row["metric"], spec.cost
-    if metric in MAIN:
+    if metric in WORDS["main"]:
         share = not row["unit"] and phase is None
         return estimate_of(cell, spec.column if phase is None else f"{PHASE}{phase}", 0.01 if share else 1.0)
     if metric in ("energy", "latency") and cell.runs[0].row.get("hardware") not in ("bitfusion", "zc706", "all"):
         return None
     seconds = {"min": 60, "hour": 3600}.get(row["unit"], 1)
     costs = {"gbitops": (cost, 1.0), "effective_macs": (cost, MACS_PER_GBITOP), "latency": ("latency_s", 1 / seconds)}
-    return estimate_of(cell, *{**COLUMNS, **costs}.get(metric, ("", 1.0)))
+    return estimate_of(cell, *{**WORDS["metrics"], **costs}.get(metric, ("", 1.0)))
 
 
 # Our runs
@@ -160,22 +150,10 @@ def our_table(data: ItemData) -> Table:
     return Table.without_empty(f"Our runs{words}; each training once", records, data.spec.measures)
 
 
-SETTINGS = {
-    **dict.fromkeys(SUITE, "{cycles} cycles"),
-    **dict.fromkeys(labels.GATED, "cp {target}"),
-    **dict.fromkeys(labels.PHASED, "bits {bits}"),
-    "deficit": "window {start} to {end} ({unit}s)",
-    "delayed": "starts at {start} of the run",
-    "pfq": "epsilon {epsilon}, alpha {alpha}",
-    "partial_pretrain": "{split} of the steps in full precision",
-}
-"""Settings that distinguish cells of a schedule, besides their bits."""
-
-
 def setting_words(cell: Cell) -> str:
     """The settings that distinguish a cell from others with its schedule; missing ones are shown as dashes."""
     known = defaultdict(lambda: "-", cell.runs[0].settings.get("schedule", {}))
-    words = [SETTINGS.get(labels.schedule_of(cell), "").format_map(known)]
+    words = [WORDS["settings"].get(labels.schedule_of(cell), "").format_map(known)]
     special = {"quantizer": "sbm", "dataset.part": "all", "model.aggregation": None}
     found = {key: cell.setting(key, usual) for key, usual in special.items()}
     words += [str(value).replace("_", " ") for key, value in found.items() if value != special[key]]

@@ -26,6 +26,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -100,13 +101,10 @@ def _speech_shaped(speech: Sequence[Tensor]) -> Noise:
         padded = torch.nn.functional.pad(recording.double(), (0, max(0, SPECTRUM_SIZE - len(recording))))
         windows = padded.unfold(0, SPECTRUM_SIZE, SPECTRUM_SIZE // 2) * taper
         power += torch.fft.rfft(windows).abs().square().sum(0)
-    amplitudes = power.sqrt()
+    amplitudes, places = power.sqrt(), np.arange(len(power)) / SPECTRUM_SIZE
 
     def between(frequencies: Tensor) -> Tensor:
-        places = frequencies * SPECTRUM_SIZE
-        low = places.floor().long().clamp_max(len(amplitudes) - 2)
-        share = places - low
-        return amplitudes[low] * (1 - share) + amplitudes[low + 1] * share
+        return torch.from_numpy(np.interp(frequencies, places, amplitudes))
 
     return lambda samples, generator: _shaped(samples, generator, between)
 

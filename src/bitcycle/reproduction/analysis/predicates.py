@@ -113,12 +113,8 @@ def _margin(claim: Claim, found: Contrast) -> float | None:
 
 def _decide(claim: Claim, estimate: Estimate, margin: float | None, contrasts: list[Contrast]) -> Outcome:
     shown = DISPLAYS.get(claim.display, float)
-    if margin is None:
-        sign = 1 if claim.predicate == "higher" else -1
-        values = rule.direction_test(estimate, sign, tested_reference(claim), claim.metrics[0] in COSTS)
-    else:
-        bounds = {side: value for value, side in claim.bounds(margin, 0.0)}
-        values = rule.margin_test(estimate, bounds.get(1), bounds.get(-1))
+    computed = margin is not None or claim.metrics[0] in COSTS
+    values = rule.bounds_test(estimate, claim.bounds(margin, tested_reference(claim)), computed)
     ends = estimate.interval()
     interval = None if ends is None else (shown(ends[0]), shown(ends[1]))
     return Outcome(values, estimate, shown(estimate.mean), interval, margin, contrasts)

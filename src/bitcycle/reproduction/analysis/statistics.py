@@ -9,7 +9,7 @@ import math
 import statistics
 from bisect import bisect_left
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -37,24 +37,22 @@ class Estimate:
         """Standard deviation between seeds."""
         return None if self.error is None else self.error * math.sqrt(self.n)
 
-    def interval(self, level: float = 0.95) -> tuple[float, float] | None:
-        """Confidence interval from Student's t distribution; None if the deviation is unknown."""
+    def interval(self) -> tuple[float, float] | None:
+        """95 % interval from Student's t distribution; None if the deviation is unknown."""
         if self.error is None:
             return None
-        half = self.error * float(stats.t.ppf((1 + level) / 2, self.df)) if self.error else 0.0
+        half = self.error * float(stats.t.ppf(0.975, self.df)) if self.error else 0.0
         return self.mean - half, self.mean + half
 
-    def above(self, bound: float) -> float:
-        """One-sided p-value for the mean being above a bound. Raises ValueError if the deviation is unknown."""
+    def beyond(self, bound: float, side: int) -> float:
+        """One-sided p-value for the mean being above (side 1) or below (-1) a bound. Raises ValueError if the deviation is
+        unknown."""
         if self.error is None:
             raise ValueError("error=None: cannot test without a known deviation; check `error` first")
+        distance = side * (self.mean - bound)
         if self.error == 0:
-            return 0.0 if self.mean > bound else 1.0
-        return float(stats.t.sf((self.mean - bound) / self.error, self.df))
-
-    def below(self, bound: float) -> float:
-        """One-sided p-value for the mean being below a bound."""
-        return replace(self, mean=-self.mean).above(-bound)
+            return 0.0 if distance > 0 else 1.0
+        return float(stats.t.sf(distance / self.error, self.df))
 
 
 class PValues(NamedTuple):
@@ -72,10 +70,9 @@ class PValues(NamedTuple):
 UNTESTED = PValues(None, None)
 
 
-def two_sided(above: float, below: float, sign: int) -> PValues:
-    """Two-sided p-values of a claim (sign 1: above, -1: below) and its opposite, from one-sided p-values."""
-    up, down = min(1.0, 2 * above), min(1.0, 2 * below)
-    return PValues(up, down) if sign > 0 else PValues(down, up)
+def two_sided(supports: float, contradicts: float) -> PValues:
+    """Two-sided p-values of a claim and its opposite, from one-sided p-values."""
+    return PValues(min(1.0, 2 * supports), min(1.0, 2 * contradicts))
 
 
 def over_seeds(
@@ -115,28 +112,20 @@ def residual_deviation(values: Mapping[tuple[str, str], float]) -> tuple[float |
     return (math.sqrt(squares / freedom), freedom) if freedom else (None, 0)
 
 
-def direction_test(estimate: Estimate, sign: int, reference: float = 0.0, computed: bool = False) -> PValues:
-    """Two-sided t test of whether a contrast lies above (sign 1) or below (-1) a reference. If all seeds have the same value,
-    such as a number of bits, the sign test is used, unless the value is `computed` and cannot depend on the seed.
+def bounds_test(estimate: Estimate, bounds: Sequence[tuple[float, int]], computed: bool = False) -> PValues:
+    """Two-sided t test of whether a contrast lies beyond every bound, (value, 1: above, or -1: below): a single one for a
+    direction, both ends for equivalence. The p-value is below 0.05 if the 95 % interval lies there. If all seeds have the same
+    value, such as a number of bits, the sign test is used, unless the value is `computed` and cannot depend on the seed.
 
-    >>> direction_test(Estimate(1.0, 0.0, 4, 5), 1), direction_test(Estimate(1.0, 0.0, 4, 5), 1, computed=True)
+    >>> equal = Estimate(1.0, 0.0, 4, 5)
+    >>> bounds_test(equal, [(0.0, 1)]), bounds_test(equal, [(0.0, 1)], computed=True)
     (PValues(supports=0.0625, contradicts=1.0), PValues(supports=0.0, contradicts=1.0))
     """
     if estimate.error is None:
         return UNTESTED
     chance = 0.0 if estimate.error or computed else 0.5**estimate.n
-    return two_sided(max(chance, estimate.above(reference)), max(chance, estimate.below(reference)), sign)
-
-
-def margin_test(estimate: Estimate, low: float | None, high: float | None) -> PValues:
-    """Two-sided p-values of whether a contrast lies between two margins, or on one side of a single one: below 0.05 if its 95 %
-    interval does, the same strength of evidence as for a direction."""
-    if estimate.error is None:
-        return UNTESTED
-    tests = [] if low is None else [(estimate.above(low), estimate.below(low))]
-    tests += [] if high is None else [(estimate.below(high), estimate.above(high))]
-    inside, outside = max(inside for inside, _ in tests), min(outside for _, outside in tests)
-    return PValues(min(1.0, 2 * inside), min(1.0, 2 * outside))
+    inside, outside = ([estimate.beyond(value, sign * side) for value, side in bounds] for sign in (1, -1))
+    return two_sided(max(chance, *inside), max(chance, min(outside)))
 
 
 def all_of(tests: Sequence[PValues]) -> PValues:
@@ -164,7 +153,8 @@ def trend_test(blocks: Sequence[Sequence[float]], sign: int) -> tuple[float, tup
     half = float(stats.norm.ppf(0.975)) / math.sqrt(len(ranks) * (count - 1))
     centre = math.atanh(max(-0.9999, min(0.9999, value)))
     interval = math.tanh(centre - half), math.tanh(centre + half)
-    return value, interval, two_sided(_order(ranks), _order(count + 1 - ranks), sign)
+    both = _order(ranks), _order(count + 1 - ranks)
+    return value, interval, two_sided(*(both if sign > 0 else reversed(both)))
 
 
 def _order(ranks: np.ndarray) -> float:
@@ -194,7 +184,7 @@ def spread_test(
     ratio = one / other
     p = float(stats.f.cdf(ratio, n, m))
     ends = [math.sqrt(ratio / float(stats.f.ppf(q, n, m))) for q in (0.975, 0.025)]
-    return math.sqrt(ratio), (ends[0], ends[1]), min(n, m), two_sided(p, 1 - p, 1)
+    return math.sqrt(ratio), (ends[0], ends[1]), min(n, m), two_sided(p, 1 - p)
 
 
 def corrected(values: Sequence[float]) -> list[float]:

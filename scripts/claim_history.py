@@ -10,6 +10,7 @@ from pathlib import Path
 
 from bitcycle.files import write_csv
 from bitcycle.reproduction.analysis.history import COLUMNS, updated
+from bitcycle.reproduction.analysis.verdict import NOT_TESTED
 
 ROOT = Path(__file__).parent.parent
 CLAIMS = "results/summary/claims.csv"
@@ -30,6 +31,9 @@ def main() -> None:
         except subprocess.CalledProcessError:
             continue  # a commit that removed the file
         rows = list(csv.DictReader(io.StringIO(text)))
+        for row in rows:
+            if row.get("verdict") == "not run":  # its name then
+                row["verdict"] = NOT_TESTED
         if rows and "scale" in rows[0] and "verdict" in rows[0]:
             history = updated(history, rows, day)
     write_csv(ROOT / "results" / "summary" / "claims_history.csv", COLUMNS, history)

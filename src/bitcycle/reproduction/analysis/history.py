@@ -12,8 +12,6 @@ from bitcycle.files import read_csv, write_csv
 from bitcycle.reproduction.analysis.verdict import DECIDED, ClaimResult
 
 COLUMNS = ("date", "claim_id", "scale", "verdict", "estimate", "low", "high", "n", "rule", "reason")
-NAMES = {"not run": "not tested at this scale"}
-"""Former name of a verdict -> its name today."""
 
 
 def updated(
@@ -24,7 +22,6 @@ def updated(
     last = {(row["claim_id"], row["scale"]): row for row in found}
     for row in rows:
         now = {name: row.get(name) or "" for name in COLUMNS} | {"date": today}
-        now["verdict"] = NAMES.get(now["verdict"], now["verdict"])
         before = last.get((now["claim_id"], now["scale"]))
         if before is None and not now["scale"]:
             continue  # never tested so far

@@ -11,7 +11,6 @@ PUBLISHED = Path("results/published")
 SWEEPS = Path("sweeps")
 PAPERS: dict[str, dict[str, str]] = yaml.safe_load((resource_root() / PUBLISHED / "papers.yaml").read_text())
 """Key of a paper -> its title, and its link if there is a free copy."""
-KINDS = ("figure", "table", "schematic", "listing", "missing-from-text")
 
 Published = dict[str, str]
 """A published number: a row of a file in results/published."""
@@ -23,7 +22,7 @@ class Item:
 
     paper: str  # key of PAPERS
     name: str  # name in the paper, such as fig3 or table1
-    kind: str  # one of KINDS
+    kind: str  # figure, table, schematic, listing or missing-from-text
     title: str  # short description
     sweep: str  # PAPER/ITEM of the sweep with its runs; empty if it needs none
 

@@ -33,7 +33,9 @@ class Spec:
     named: str = "method"  # fact that is the paper's name of a method, see `contrast.FACTS`
     base: Optional[Selector] = None  # facts that select the baseline
     measures: Sequence[str] = ()  # facts that are additional columns in the table of our runs
-    pictures: Sequence[Mapping[str, Any]] = ()  # kinds (`make.KINDS`) with options; the first that has runs is drawn
+    pictures: Sequence[
+        Mapping[str, Any]
+    ] = ()  # kind, MODULE.FUNCTION here, with options; the first that has runs is drawn
 
 
 @cache

@@ -8,7 +8,8 @@ import json
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, Optional
+from pkgutil import resolve_name
+from typing import Any
 
 import matplotlib
 from rich.console import Console
@@ -25,10 +26,9 @@ from bitcycle.reproduction.analysis.contrast import Pool
 from bitcycle.reproduction.analysis.frozen import read_families
 from bitcycle.reproduction.analysis.items import PUBLISHED, SWEEPS, Item, read_items
 from bitcycle.reproduction.analysis.verdict import judge, write_claims
-from bitcycle.reproduction.figure import board, landscape, plots, recipes, schematic
+from bitcycle.reproduction.figure import board, plots, recipes
 from bitcycle.reproduction.figure.data import ItemData, gather
 from bitcycle.reproduction.figure.page import Entry, Picture, write_pages
-from bitcycle.reproduction.figure.run import bits_and_loss, bits_of_blocks, range_tests
 from bitcycle.reproduction.figure.style import Drawing
 from bitcycle.reproduction.figure.table import as_records, tables_of
 from bitcycle.reproduction.measurement.artifacts import ANALYSES, run_name
@@ -36,16 +36,6 @@ from bitcycle.sweep.registry import read_sweep
 
 RESULTS = Path("results")
 FIGURES = Path("figures")
-KINDS: dict[str, Callable[..., Optional[Drawing]]] = {
-    function.__name__: function
-    for function in (
-        *(plots.tradeoff, plots.points_by_setting, plots.curves, plots.splits, board.draw_board, recipes.draw_recipes),
-        *(landscape.contours, landscape.planes, landscape.measured),
-        *(range_tests, bits_and_loss, bits_of_blocks),
-        *(schematic.diagram, schematic.suite_picture, schematic.cosine_picture, schematic.static_and_cyclic),
-    )
-}
-"""Kind of picture -> function that draws it for an item, with the options in papers/PAPER.yaml."""
 
 
 def make_all(root: Path, target: Path, summary: Path) -> list[Entry]:
@@ -97,7 +87,7 @@ def draw_item(data: ItemData) -> Drawing | None:
     if 2 * len(data.results.done) < len(data.results.cells):
         data = replace(data, results=Results(None, tuple(replace(cell, runs=()) for cell in data.results.cells)))
     descriptions = ({**picture} for picture in data.spec.pictures)
-    drawings = (KINDS[picture.pop("kind")](data, **picture) for picture in descriptions)
+    drawings = (resolve_name(f"{__package__}.{picture.pop('kind')}")(data, **picture) for picture in descriptions)
     drawing = next((drawing for drawing in drawings if drawing is not None), None)
     if drawing is not None:
         proxy = ", proxy" if any(cell.stand_ins for cell in data.results.done) else ""

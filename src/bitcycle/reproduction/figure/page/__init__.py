@@ -19,6 +19,7 @@ from bitcycle.reproduction.figure.data import ItemData, status_line
 from bitcycle.reproduction.figure.table import Table, as_markdown, number, signed
 
 HERE = Path(__file__).parent
+LISTINGS: dict[str, str] = yaml.safe_load((HERE / "listings.yaml").read_text())
 FILTERED = ("paper", "verdict", "published_size", "scope")
 BOARD = "Board: accuracy against training cost of all methods, which no paper compares"
 
@@ -58,7 +59,7 @@ class Entry:
         """Its listing, if any: an algorithm, or the datasets of this repository (hlhlp, appendix C)."""
         if self.data.item.id == "hlhlp/appC":
             return "\n".join(f"dataset={name:20} {preset.summary}" for name, preset in DATASETS.items())
-        return str(yaml.safe_load((HERE / "listings.yaml").read_text()).get(self.data.item.id, ""))
+        return LISTINGS.get(self.data.item.id, "")
 
     @property
     def links(self) -> list[tuple[str, Path]]:

@@ -1,4 +1,4 @@
-"""Networks of language modelling: sizes of the papers, costs, initial weights, adaptive softmax."""
+"""Networks of language modelling: sizes of the papers, costs, initial weights."""
 
 from __future__ import annotations
 
@@ -9,7 +9,6 @@ from torch import nn
 from bitcycle.layer import QuantizedEmbedding, quantize_model
 from bitcycle.model import MODELS
 from bitcycle.model.recurrent_language_model import RecurrentLanguageModelOptions, hold_at_zero
-from bitcycle.model.transformer_language_model import AdaptiveVocabulary
 from bitcycle.settings import SettingError
 from bitcycle.shapes import TokenShape
 from tests.conftest import plan
@@ -30,10 +29,9 @@ def test_parameters_of_the_papers_networks():
 
 
 def test_parameters_of_the_transformers():
-    """Layers as counted by hand; Baevski and Auli print 247M."""
+    """Layers as counted by hand."""
     layer = 4 * (512 * 512 + 512) + 2 * 512 * 2048 + 2048 + 512 + 4 * 512
     assert parameters("transformer", 267_735) == 6 * layer + 2 * 512 + 267_735 * 512
-    assert round(parameters("transformer_adaptive", 267_735) / 1e6) == 247
 
 
 def test_cost_of_penn_treebank_is_that_of_the_released_code():
@@ -113,10 +111,9 @@ def test_a_bias_held_at_zero_is_neither_trained_nor_saved():
 TINY_TRANSFORMER = {"width": 16, "heads": 2, "feedforward": 32, "layers": 2}
 
 
-@pytest.mark.parametrize("cutoffs", [None, [5, 12]])
-def test_a_transformer_sees_no_word_to_come(cutoffs):
+def test_a_transformer_sees_no_word_to_come():
     torch.manual_seed(0)
-    model = MODELS["transformer"](cutoffs=cutoffs, **TINY_TRANSFORMER).build(TokenShape(20)).eval()
+    model = MODELS["transformer"](**TINY_TRANSFORMER).build(TokenShape(20)).eval()
     tokens = torch.randint(20, (7, 2))
     changed = tokens.clone()
     changed[4] = (changed[4] + 1) % 20
@@ -126,29 +123,6 @@ def test_a_transformer_sees_no_word_to_come(cutoffs):
     assert (logits[4:] - other[4:]).abs().amax(dim=(1, 2)).min() > 1e-4
 
 
-def test_adaptive_softmax_is_a_distribution_and_its_losses_those_of_all_words():
-    torch.manual_seed(0)
-    words = AdaptiveVocabulary(20, width=16, cutoffs=[5, 12], dropout=0.0)
-    assert [tuple(e.shape) for e in words.embeddings] == [(5, 16), (7, 4), (8, 1)]
-    h, targets = torch.randn(30, 16), torch.randint(20, (30,))
-    everything = words.log_probabilities(h)
-    torch.testing.assert_close(everything.exp().sum(1), torch.ones(30))
-    losses, right = words.losses(h, targets)
-    torch.testing.assert_close(losses, nn.functional.cross_entropy(everything, targets, reduction="none"))
-    assert right.dtype == torch.bool
-    torch.testing.assert_close(words.losses(h[:0], targets[:0])[0], torch.zeros(0))
-    vectors = words.embed(torch.arange(20))
-    expected = torch.cat([e @ p.T for e, p in zip(words.embeddings, words.projections)])
-    torch.testing.assert_close(vectors, expected)
-
-
-def test_transformers_that_make_no_sense():
-    for options, words in (
-        ({"heads": 7}, "divisible by 7 heads"),
-        ({"cutoffs": [9, 3]}, "ascending"),
-        ({"cutoffs": [3, 9, 20], "width": 16}, "last band's width 0"),
-    ):
-        with pytest.raises(SettingError, match=words):
-            MODELS["transformer"](**options)
-    with pytest.raises(SettingError, match="only 20 words"):
-        MODELS["transformer"](cutoffs=[30]).check(TokenShape(20))
+def test_a_width_that_heads_do_not_divide_is_refused():
+    with pytest.raises(SettingError, match="divisible by 7 heads"):
+        MODELS["transformer"](heads=7)

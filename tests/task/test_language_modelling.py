@@ -138,8 +138,8 @@ MATRIX = [
     "quantizer=wageubn schedule=CR schedule.q_min=4",
     "quantizer=dorefa schedule=LT schedule.q_min=4 task=language_modelling_blocks",
     "quantizer=multibit schedule=static schedule.q_max=2 schedule.gradient=32 model=gru_hlhlp",
-    "quantizer=sbm schedule=CR schedule.q_min=4 model=transformer_adaptive model.layers=2 model.cutoffs=[5,20]"
-    " task=language_modelling_blocks dataset.order=frequency",
+    "quantizer=sbm schedule=CR schedule.q_min=4 model=transformer model.layers=2 task=language_modelling_blocks"
+    " dataset.order=frequency",
     "quantizer=uniform_l2 schedule=static schedule.gradient=32 model=transformer model.layers=2",
     "quantizer=sbm schedule=pfq schedule.epoch_steps=2 schedule.epsilon=0.5 schedule.alpha=1",
 ]

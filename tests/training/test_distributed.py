@@ -65,7 +65,7 @@ BOXES = [
 ]
 TASKS: dict[str, list[str]] = {
     "lstm": [*STREAMS, "model=lstm2", *RTH, *FEW],
-    "transformer adaptive": [*UNDROPPED, "model.cutoffs=[10]", "model.tail_dropout=0", "quantizer=dorefa", *FEW],
+    "transformer": [*UNDROPPED, "quantizer=dorefa", *FEW],
     "entailment": [*ENTAILMENT, *EXACT, "model.dropout=0", "training.batch_size=7", "dataset.test_samples=9", *FEW],
     "detection": [*BOXES, *FEW, "training.steps=3"],
 }
@@ -84,7 +84,7 @@ RESUMED = {
 """Runs that are cut off; what an LSTM carries on from batch to batch lies in both processes."""
 RESUMED_SLOWLY = {
     case: [*TASKS[case], "training.steps=12", "training.evaluation_steps=5"]
-    for case in ("transformer adaptive", "entailment", "detection")
+    for case in ("transformer", "entailment", "detection")
 }
 """The same for `make test-all`."""
 

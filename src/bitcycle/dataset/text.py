@@ -137,7 +137,7 @@ class TextDatasetOptions(DatasetOptions):
 
     order: str = setting(
         "occurrence",
-        "token ids by first occurrence in the training file, or by frequency (required by adaptive softmax)",
+        "token ids by first occurrence in the training file, or by frequency",
         choices=("occurrence", "frequency"),
     )
 

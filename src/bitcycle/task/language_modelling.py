@@ -1,9 +1,7 @@
 """Language modelling: predict each token from the preceding ones; metrics are cross-entropy and perplexity.
 
 A network is called with tokens [T, N] and its state after the previous batch (None: initial). It returns logits [T, N,
-V] and its new state, a tuple of tensors (empty if stateless). The state is carried over between batches and detached. A
-network with adaptive softmax (`takes_targets`) also receives the targets and returns the cross-entropy of each target
-[T N], whether it was predicted [T N], and its state.
+V] and its new state, a tuple of tensors (empty if stateless). The state is carried over between batches and detached.
 
 Source: released code of Better Schedules, cpt_ptb (streams); fairseq's language models (blocks).
 """
@@ -186,8 +184,6 @@ def _losses(
     model: nn.Module, batch: TokenBatch, state: tuple[Tensor, ...] | None
 ) -> tuple[Tensor, Tensor, tuple[Tensor, ...]]:
     """Cross-entropy of each target and whether it was predicted, both [T N], and the network's next state."""
-    if getattr(getattr(model, "module", model), "takes_targets", False):  # unwraps DistributedDataParallel
-        return model(batch.inputs, state, batch.targets)
     logits, state = model(batch.inputs, state)
     losses = F.cross_entropy(logits.flatten(0, 1), batch.targets.flatten(), reduction="none")
     return losses, (logits.detach().argmax(2) == batch.targets).flatten(), state or ()

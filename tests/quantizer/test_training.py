@@ -40,6 +40,7 @@ LOW_BITS = {
 )
 def test_networks_learn_at_few_bits(digits, name):
     options = [
+        "training.compile=false",
         "training.steps=120",
         "training.batch_size=32",
         "training.evaluation_steps=120",
@@ -235,9 +236,10 @@ def test_alpha_rests_in_the_float_phase_and_moves_in_the_binary_one(digits):
 
 def test_the_penalty_pulls_alpha_down(digits, tmp_path, monkeypatch):
     finals = []
-    for factor in (0.0, 0.02):
+    short = (*STATIC, "schedule.q_max=1", "training.steps=40", "training.evaluation_steps=40")
+    for factor in (0.0, 0.1):
         monkeypatch.setattr(pact_binary, "PENALTY", factor)
-        run = digits("quantizer=pact_binary", *LOW_BITS["pact_binary"], f"results_root={tmp_path}/{factor}")
+        run = digits("quantizer=pact_binary", *short, f"results_root={tmp_path}/{factor}")
         execute(run)
         state = run.folder.checkpoint.load()["model"]
         finals.append(torch.stack([value for name, value in state.items() if name.endswith("alpha")]))
@@ -297,7 +299,8 @@ def test_bad_combinations_are_refused_with_the_remedy(overrides, tmp_path):
 
 def test_what_is_float_is_refused_by_nobody(tmp_path):
     for name in QUANTIZER_SCHEDULES:
-        assert plan(f"quantizer={name}", "schedule.q_max=32", f"data_root={tmp_path}/absent").parameters
+        options = (f"quantizer={name}", "schedule.q_max=32", "dataset=digits", "model=resnet8")
+        assert plan(*options, f"data_root={tmp_path}/absent").parameters
 
 
 def test_the_controller_and_single_tensors_refuse_the_same():

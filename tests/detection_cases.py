@@ -14,14 +14,13 @@ from bitcycle.dataset.detection import VocSmall
 
 
 def write_picture(folder, name: str, size: tuple[int, int], objects, number: int) -> None:
-    """An image of `size` (width, height) whose objects (class, x1, y1, x2, y2[, difficult]) are boxes of their colour."""
+    """An image of `size` (width, height) whose objects (class, x1, y1, x2, y2) are boxes of their colour."""
     pixels = np.random.default_rng(number).integers(100, 130, (size[1], size[0], 3), dtype=np.uint8)
     lines = []
-    for label, x1, y1, x2, y2, *difficult in objects:
+    for label, x1, y1, x2, y2 in objects:
         pixels[y1 - 1 : y2, x1 - 1 : x2] = 40 * (1 + sum(map(ord, label)) % 5)
         box = f"<xmin>{x1}</xmin><ymin>{y1}</ymin><xmax>{x2}</xmax><ymax>{y2}</ymax>"
-        mark = f"<difficult>{int(any(difficult))}</difficult>"
-        lines.append(f"<object><name>{label}</name>{mark}<bndbox>{box}</bndbox></object>")
+        lines.append(f"<object><name>{label}</name><difficult>1</difficult><bndbox>{box}</bndbox></object>")
     Image.fromarray(pixels).save(folder / "JPEGImages" / f"{name}.jpg", quality=95)
     sides = f"<size><width>{size[0]}</width><height>{size[1]}</height><depth>3</depth></size>"
     (folder / "Annotations" / f"{name}.xml").write_text(f"<annotation>{sides}{''.join(lines)}</annotation>")

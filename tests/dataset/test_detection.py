@@ -53,7 +53,6 @@ def test_annotations_are_read_as_they_stand(data_root):
     image = VocSmall().read(data_root).train[0]
     assert image.boxes.tolist() == [[4.0, 4.0, 36.0, 36.0], [8.0, 8.0, 24.0, 28.0]]
     assert image.labels.tolist() == [0, 1]
-    assert not image.difficult.any()
 
 
 def test_the_archive_gives_what_the_folder_gives(data_root, tmp_path):

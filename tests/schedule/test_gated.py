@@ -161,11 +161,8 @@ def test_accuracy_at_q_max_is_that_of_the_whole_network_at_q_max(digits, monkeyp
 
     monkeypatch.setattr(PrecisionController, "use", watched)
     options = ["schedule=dfq", "schedule.options=[[2,6],[8,8]]", "schedule.weight_bits=8", "training.steps=2"]
-    for word, first in (("last", True), ("max", False)):
-        chosen.clear()
-        execute(digits(*options, f"training.evaluation_precision={word}"))
-        at_q_max = [] if word == "max" else [False]
-        assert chosen == [(Precision(8, 8, 8), active) for active in (first, *at_q_max, True)]
+    execute(digits(*options))
+    assert chosen == [(Precision(8, 8, 8), active) for active in (True, False, True)]
 
 
 def test_indicator_sees_the_loss_with_the_cost_term(digits):

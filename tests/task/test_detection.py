@@ -106,8 +106,7 @@ def test_average_precision_is_that_of_the_released_code():
     for image in range(int(max(found[:, 0].max(), there[:, 0].max())) + 1):
         here, objects = found[found[:, 0] == image], there[there[:, 0] == image]
         boxes, classes = objects[:, 1:5], objects[:, 5].long()
-        counted = torch.zeros(len(boxes), dtype=torch.bool)
-        metric.update(Detections(here[:, 1:5], here[:, 5], here[:, 6].long()), Truth(boxes, classes, counted))
+        metric.update(Detections(here[:, 1:5], here[:, 5], here[:, 6].long()), Truth(boxes, classes))
     assert metric.objects == golden["map_count"].long().tolist()
     assert [metric.of_class(label) for label in range(3)] == pytest.approx(golden["map_ap"].tolist(), abs=1e-9)
     assert metric.mean() == pytest.approx(float(golden["map_ap"].mean()), abs=1e-9)
@@ -141,17 +140,14 @@ def test_losses_by_hand():
     torch.testing.assert_close(differences, torch.tensor([0.5 * 9 * 0.01, 1 - 0.5 / 9]))
 
 
-def test_the_second_claim_of_an_object_is_wrong_and_difficult_ones_count_nothing():
+def test_the_second_claim_of_an_object_is_wrong():
     boxes = torch.tensor([[0.0, 0, 10, 10], [0, 0, 10, 9], [20, 20, 30, 30]])
     scores, labels = torch.tensor([0.9, 0.8, 0.7]), torch.zeros(3, dtype=torch.int64)
     objects, classes = boxes[[0, 2]], torch.zeros(2, dtype=torch.int64)
     metric = AveragePrecision(1)
     found = Detections(boxes, scores, labels)
-    metric.update(found, Truth(objects, classes, torch.tensor([False, False])))
+    metric.update(found, Truth(objects, classes))
     assert metric.of_class(0) == pytest.approx(0.5 + 0.5 * 2 / 3)
-    metric = AveragePrecision(1)
-    metric.update(found, Truth(objects, classes, torch.tensor([False, True])))
-    assert metric.of_class(0) == 1.0
     assert AveragePrecision(2).mean() == 0
 
 
@@ -212,19 +208,6 @@ def test_detections_are_the_best_of_each_place_and_class(data_root, monkeypatch)
         assert len(task(data_root).detect(boxes, scores, (40, 30)).boxes) == 2
     monkeypatch.setattr("bitcycle.task.detection.CANDIDATES", 1)
     assert task(data_root).detect(boxes, scores, (40, 30)).scores.tolist() == pytest.approx([0.9])
-
-
-def test_difficult_objects_count_or_are_ignored(data_root):
-    counts, ignores = (task(data_root, difficult=word) for word in ("count", "ignore"))
-    marked = [
-        batch._replace(difficult=batch.labels == 0, labels=batch.labels.clone()) for batch in counts.splits["test"]
-    ]
-    for detection in (counts, ignores):
-        detection.splits["test"] = marked
-    without = [batch._replace(labels=batch.labels.masked_fill(batch.labels == 0, NOTHING)) for batch in marked]
-    assert ignores.evaluate(Oracle(without, 3))["test_map50_all_points"] == 100
-    assert ignores.evaluate(Oracle(without, 3))["test_map50"] == 100
-    assert counts.evaluate(Oracle(without, 3))["test_map50"] == pytest.approx(200 / 3, abs=0.01)
 
 
 def test_a_size_of_one_number_is_refused():

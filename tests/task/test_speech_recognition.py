@@ -17,7 +17,7 @@ from bitcycle.dataset.speech import SpeechManifest
 from bitcycle.dataset.utterances import BLANK
 from bitcycle.files import read_json, read_records
 from bitcycle.task.ctc import ctc_loss, edit_distances, greedy
-from bitcycle.task.speech_recognition import SpeechEvaluation, SpeechRecognitionOptions, losses_of, scores
+from bitcycle.task.speech_recognition import SpeechEvaluation, SpeechRecognitionOptions, scores
 from bitcycle.training.run import execute
 from tests.conftest import configure, plan
 from tests.speech_data import RATE, digit_rows, write_digits, write_manifests
@@ -163,7 +163,7 @@ def test_accuracy_is_what_the_error_rate_leaves(speech):
     edits = sum(edits_by_table(f[:n].tolist(), w[:m].tolist()) for f, n, w, m in rows)
     assert edits > 0
     assert float(outcome.accuracy) == pytest.approx(max(0.0, 1 - edits / int(batch.target_lengths.sum())))
-    torch.testing.assert_close(outcome.loss, losses_of(task.options, logits, lengths, batch).mean())
+    torch.testing.assert_close(outcome.loss, ctc_loss(logits, lengths, batch.targets, batch.target_lengths).mean())
 
 
 def build_task(made):
@@ -180,16 +180,6 @@ def test_an_empty_text_has_the_error_of_guessing(speech):
         nn.init.zeros_(parameter)
     model.output.bias.data[0] = 1  # the blank
     assert task.evaluate(model.eval())["test_cer"] == task.chance == 100
-
-
-def test_loss_by_character(speech):
-    by_utterance, by_character = (build_task(speech(f"task.loss={kind}")) for kind in ("utterance", "character"))
-    model = speech("quantizer=none").build_model().eval()
-    batch = next(by_utterance.batches(0))
-    logits, lengths = scores(model, batch)
-    losses = losses_of(by_utterance.options, logits, lengths, batch)
-    expected = (losses / batch.target_lengths).mean()
-    torch.testing.assert_close(by_character.train(model, batch).loss, expected)
 
 
 def test_recipe_of_the_paper():

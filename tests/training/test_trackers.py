@@ -85,7 +85,6 @@ def wandb_run(tmp_path_factory):
         "logging.group=cpt/table2",
         "logging.tags=[night]",
         "logging.wandb_project=mine",
-        "logging.wandb_entity=team",
     )
     plan = digits_plan(tmp_path_factory.mktemp("wandb"), "schedule=RTH", "seed=3", "logging.wandb=offline", *labels)
     plan.folder.path.mkdir(parents=True)
@@ -101,13 +100,13 @@ def wandb_run(tmp_path_factory):
     return plan, list(wandb_records(file))
 
 
-def test_wandb_run_has_id_name_group_tags_entity_and_project(wandb_run):
+def test_wandb_run_has_id_name_group_tags_and_project(wandb_run):
     """The id, which a resumed run has too, does not depend on settings of the tracker."""
     plan, records = wandb_run
     [run] = {record.run.run_id: record.run for record in records if record.WhichOneof("record_type") == "run"}.values()
     assert run.run_id == f"{digits_plan(plan.folder.path, 'schedule=RTH').hash}-seed3-smoke"
     assert (run.display_name, run.run_group) == ("resnet8-RTH-seed3", "cpt/table2")
-    assert (run.entity, run.project, set(run.tags)) == ("team", "mine", {"cpt", "smoke", "sbm", "night"})
+    assert (run.project, set(run.tags)) == ("mine", {"cpt", "smoke", "sbm", "night"})
 
 
 def test_wandb_history_has_the_bits_and_cost_of_every_step(wandb_run):

@@ -166,13 +166,12 @@ def test_an_optimizer_has_its_options(name, kind):
     assert expected.items() | {"weight_decay": 0.01}.items() <= optimizer.defaults.items()
 
 
-@pytest.mark.parametrize(("choice", "bits"), [("last", [3, 3, 8]), ("max", [8, 8, 8]), ("float", [32, 32, 32])])
-def test_evaluation_precision(digits, choice, bits):
-    plan = digits("schedule=RTH", "training.evaluation_steps=10", f"training.evaluation_precision={choice}")
+def test_a_run_is_evaluated_at_the_precision_of_its_last_step(digits):
+    plan = digits("schedule=RTH", "training.evaluation_steps=10")
     execute(plan)
     first = next(record for record in read_records(plan.folder.metrics) if record["kind"] == "evaluation")
     assert plan.schedule(9) == Precision(3, 3, 8)
-    assert first["precision"] == bits
+    assert first["precision"] == [3, 3, 8]
 
 
 def test_an_undefined_metric_is_worse_than_any_other(digits, monkeypatch):

@@ -12,7 +12,7 @@ last batch of an epoch, which is not filled up.
 Pascal VOC 2012 (Everingham et al. 2015), and a small proxy in the same layout; torchvision lists and downloads them:
 
     VOCdevkit/VOC2012/ImageSets/Main/{train,val}.txt    names of images
-    VOCdevkit/VOC2012/Annotations/NAME.xml              size, and for each object name, difficult and bndbox
+    VOCdevkit/VOC2012/Annotations/NAME.xml              size, and for each object name and bndbox
     VOCdevkit/VOC2012/JPEGImages/NAME.jpg
 
 VOC's boxes count pixels from 1 and include both ends; here they start at 0 and end after the last pixel: x1 - 1, y1 -
@@ -57,7 +57,6 @@ class AnnotatedImage(NamedTuple):
     height: int
     boxes: Tensor
     labels: Tensor
-    difficult: Tensor
 
 
 @dataclass
@@ -121,14 +120,13 @@ class DetectionBatch(NamedTuple):
     """A batch of images and their objects, in pixels of the scaled images; with several processes, a shard of it.
 
     Images are [N, 3, H, W], float32, normalised, channels-last, with H and W multiples of 32; boxes [N, M, 4], padded
-    with 0; labels [N, M], padded with -1; difficult bool [N, M]; sizes (height, width) before padding; `samples` counts
+    with 0; labels [N, M], padded with -1; sizes (height, width) before padding; `samples` counts
     the whole batch.
     """
 
     images: Tensor
     boxes: Tensor
     labels: Tensor
-    difficult: Tensor
     sizes: tuple[tuple[int, int], ...]
     samples: int
 
@@ -190,8 +188,7 @@ class DetectionBatches:
             boxes.append(self._boxes(index, flipped))
         known = [self.images[index] for index in mine]
         labels = pad_sequence([image.labels for image in known], batch_first=True, padding_value=-1)
-        difficult = pad_sequence([image.difficult for image in known], batch_first=True)
-        padded = (to_device(part, self.device) for part in (pad_sequence(boxes, batch_first=True), labels, difficult))
+        padded = (to_device(part, self.device) for part in (pad_sequence(boxes, batch_first=True), labels))
         return DetectionBatch(images, *padded, tuple(self.sizes[index] for index in mine), len(group))  # type: ignore[call-arg, arg-type]
 
     def _boxes(self, index: int, flipped: bool) -> Tensor:
@@ -316,7 +313,7 @@ def _read_annotation(picture: str, annotation: str, class_names: tuple[str, ...]
     try:
         root = ElementTree.parse(annotation).getroot()
         width, height = (int(root.findtext(f"size/{side}", "")) for side in ("width", "height"))
-        boxes, labels, difficult = [], [], []
+        boxes, labels = [], []
         for element in root.iterfind("object"):
             x1, y1, x2, y2 = (
                 float(element.findtext(f"bndbox/{side}", "")) for side in ("xmin", "ymin", "xmax", "ymax")
@@ -325,9 +322,8 @@ def _read_annotation(picture: str, annotation: str, class_names: tuple[str, ...]
                 raise ValueError(f"box {x1:g}, {y1:g}, {x2:g}, {y2:g} ends before it begins")
             boxes.append([x1 - 1, y1 - 1, x2, y2])
             labels.append(class_names.index(element.findtext("name", "")))
-            difficult.append(element.findtext("difficult", "0").strip() == "1")
     except (OSError, ElementTree.ParseError, ValueError) as error:
         raise DataError(f"cannot use {annotation}: {error}. Download the dataset again.") from error
     objects = torch.tensor(boxes, dtype=torch.float32).view(-1, 4), torch.tensor(labels, dtype=torch.int64)
     image = EncodedImage(picture, Path(picture).read_bytes)
-    return AnnotatedImage(image, width, height, *objects, torch.tensor(difficult, dtype=torch.bool))
+    return AnnotatedImage(image, width, height, *objects)

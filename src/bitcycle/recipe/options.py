@@ -71,12 +71,6 @@ class TrainingOptions(Settings):
     evaluation_steps: Optional[int] = setting(
         390, "evaluation interval in steps (released code: 390); null: after each epoch; always at the end", minimum=1
     )
-    evaluation_precision: str = setting(
-        "last",
-        "precision of evaluations: last (that of the last training step: released code), max (q_max) or float;"
-        " accuracy at q_max is always logged too",
-        choices=("last", "max", "float"),
-    )
     compute: str = setting(
         "simulate",
         "simulate: products of quantized float32 tensors; codes: products of integer codes of up to 8 bits (sbm),"
@@ -142,7 +136,6 @@ class LoggingOptions(Settings):
         choices=("disabled", "offline", "online"),
     )
     wandb_project: str = setting("bitcycle", "project name at Weights & Biases")
-    wandb_entity: Optional[str] = setting(None, "team or user at Weights & Biases; null: the logged-in user")
     group: str = setting("", "group of the run at Weights & Biases; sweep files set their name, e.g. cpt/table2")
     tags: list[str] = setting([], "tags at Weights & Biases besides paper, scale and quantizer")
     objective: list[str] = setting(

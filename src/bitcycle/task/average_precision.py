@@ -39,11 +39,10 @@ class Detections(NamedTuple):
 
 
 class Truth(NamedTuple):
-    """The objects in an image: boxes [M, 4], classes [M] and ignored ones, bool [M]; named as in torchmetrics."""
+    """The objects in an image: boxes [M, 4] and classes [M]; named as in torchmetrics."""
 
     boxes: Tensor
     labels: Tensor
-    iscrowd: Tensor
 
 
 class AveragePrecision:
@@ -56,35 +55,31 @@ class AveragePrecision:
         self.objects = [0] * classes
 
     def update(self, found: Detections, truth: Truth) -> None:
-        """Add the detections and the objects of an image; ignored objects are excluded together with their detections."""
+        """Add the detections and the objects of an image."""
         boxes, scores, labels = found
-        objects, classes, ignored = truth
+        objects, classes = truth
         for label in range(self.classes):
             rows = (labels == label).nonzero().flatten()
             rows = rows[scores[rows].argsort(descending=True, stable=True)]
             there = classes == label
-            self.objects[label] += int((there & ~ignored).sum())
-            right, counted = self._judge(boxes[rows], objects[there], ignored[there])
-            self.scores[label].append(scores[rows][counted].cpu().double())
-            self.right[label].append(right[counted].cpu().double())
+            self.objects[label] += int(there.sum())
+            self.scores[label].append(scores[rows].cpu().double())
+            self.right[label].append(self._judge(boxes[rows], objects[there]).cpu().double())
 
-    def _judge(self, boxes: Tensor, objects: Tensor, ignored: Tensor) -> tuple[Tensor, Tensor]:
-        """Masks of the correct and of the evaluated detections."""
+    def _judge(self, boxes: Tensor, objects: Tensor) -> Tensor:
+        """Mask of the correct detections."""
         from torchvision.ops import box_iou
 
         right = torch.zeros(len(boxes), dtype=torch.bool, device=boxes.device)
-        counted = ~right
         if not len(boxes) or not len(objects):
-            return right, counted
+            return right
         overlaps, best = box_iou(boxes, objects).max(dim=1)
         claimed: set[int] = set()
         for row, (overlap, index) in enumerate(zip(overlaps.tolist(), best.tolist())):
-            if overlap < OVERLAP:
-                continue
-            counted[row] = not ignored[index]
-            right[row] = index not in claimed
-            claimed.add(index)
-        return right, counted
+            if overlap >= OVERLAP:
+                right[row] = index not in claimed
+                claimed.add(index)
+        return right
 
     def of_class(self, label: int) -> float:
         """Average precision of a class that has objects, between 0 and 1."""

@@ -34,11 +34,6 @@ class DetectionOptions(TaskOptions):
 
     name: str = "detection"
     score_threshold: float = setting(0.05, "minimum score of detections", minimum=0, maximum=1)
-    difficult: str = setting(
-        "count",
-        "objects marked as difficult: evaluate them (cpt_voc, whose lists lack the mark), or ignore them (VOC's rule)",
-        choices=("count", "ignore"),
-    )
     evaluation_batch_size: int = setting(4, "images evaluated at once", minimum=1)
     cost_size: Optional[list[int]] = setting(
         None,
@@ -107,7 +102,7 @@ class Detection(Task):
                 seen.append((number, Detections(*(part.cpu() for part in found)), self._truth(batch, row)))
         # the order of a single process: by batch, then by process
         for _, found, truth in sorted(distributed.all_items(seen), key=lambda image: image[0]):
-            coco.update([found._asdict()], [truth._replace(iscrowd=truth.iscrowd.long())._asdict()])
+            coco.update([found._asdict()], [truth._asdict()])
             all_points.update(found, truth)
         values = coco.compute()
         percent = {"map50": values["map_50"], "map": values["map"], "map50_all_points": all_points.mean()}
@@ -120,8 +115,7 @@ class Detection(Task):
     def _truth(self, batch: DetectionBatch, row: int) -> Truth:
         """The objects in an image."""
         there = batch.labels[row] != NOTHING
-        boxes, labels, difficult = (part[row][there].cpu() for part in (batch.boxes, batch.labels, batch.difficult))
-        return Truth(boxes, labels, difficult & (self.options.difficult == "ignore"))
+        return Truth(batch.boxes[row][there].cpu(), batch.labels[row][there].cpu())
 
     def detect(self, boxes: Tensor, scores: Tensor, size: tuple[int, int]) -> Detections:
         """The detections in an image of `size` without padding, from boxes [A, 4] and scores [A, K] of all anchors."""

@@ -2,7 +2,7 @@
 
     CER    100 * character edits between the greedily decoded and the reference text / characters of the reference texts
     WER    the same with words
-    loss   -ln p(text | features), see `ctc.py`
+    loss   -ln p(text | features), see `ctc.py`, mean over utterances (not specified by HLHLp)
 
 Source: HLHLp, section 4.3 (CER of greedy decoding). Its WER uses a finite-state transducer with a retrained trigram, which was
 not released; here the words, too, are decoded greedily.
@@ -33,11 +33,6 @@ class SpeechRecognitionOptions(TaskOptions):
     takes = SpeechDatasetOptions
 
     name: str = "speech_recognition"
-    loss: str = setting(
-        "utterance",
-        "mean over utterances of -ln p, or of -ln p per character (not specified by HLHLp)",
-        choices=("utterance", "character"),
-    )
     evaluation_batch_size: int = setting(64, "utterances evaluated at once", minimum=1)
 
     def sample(self, info: DatasetInfo) -> Sample:
@@ -74,7 +69,7 @@ class SpeechRecognition(Task):
     def train(self, model: nn.Module, batch: SpeechBatch) -> StepOutput:
         """Loss, and 1 - (edits / characters) of the batch's greedily decoded texts, at least 0, as accuracy."""
         logits, lengths = scores(model, batch)
-        losses = losses_of(self.options, logits, lengths, batch)
+        losses = ctc_loss(logits, lengths, batch.targets, batch.target_lengths)
         with torch.no_grad():
             found, counts = greedy(logits, lengths)
             edits = edit_distances(found, counts, batch.targets, batch.target_lengths).sum()
@@ -101,7 +96,8 @@ class SpeechEvaluation:
         for indices in torch.arange(len(utterances)).split(self.options.evaluation_batch_size):
             batch = utterances.batch(indices)
             logits, lengths = scores(model, batch)
-            loss += float(losses_of(self.options, logits, lengths, batch).cpu().double().sum())
+            losses = ctc_loss(logits, lengths, batch.targets, batch.target_lengths)
+            loss += float(losses.cpu().double().sum())
             wanted = [utterances.transcripts[index] for index in indices.tolist()]
             found = texts(logits, lengths, self.alphabet)
             cer.update(found, wanted)
@@ -110,14 +106,6 @@ class SpeechEvaluation:
         rates = {f"{split}_cer": cer, **({f"{split}_wer": wer} if words else {})}
         percent = {name: round(100 * float(rate.compute()), 4) for name, rate in rates.items()}
         return {**percent, f"{split}_loss": loss / len(utterances)}
-
-
-def losses_of(options: SpeechRecognitionOptions, logits: Tensor, lengths: Tensor, batch: SpeechBatch) -> Tensor:
-    """Loss of each utterance [N] according to the options."""
-    losses = ctc_loss(logits, lengths, batch.targets, batch.target_lengths)
-    if options.loss == "character":
-        losses = losses / batch.target_lengths.clamp_min(1).to(losses.device)
-    return losses
 
 
 def scores(model: nn.Module, batch: SpeechBatch) -> tuple[Tensor, Tensor]:

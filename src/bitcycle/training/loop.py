@@ -19,7 +19,6 @@ from torch import Tensor, nn
 from bitcycle import distributed
 from bitcycle.device import seed_step
 from bitcycle.errors import RunError
-from bitcycle.hardware import FLOAT_PRECISION
 from bitcycle.layer import PrecisionController, penalty, share_batch_norm
 from bitcycle.layer.memory_format import channels_last
 from bitcycle.precision import Precision
@@ -207,18 +206,16 @@ class Trainer:
             )
 
     def evaluate(self, bar: ProgressBar) -> None:
-        """Evaluate at the chosen precision and, if different, at q_max; update the best evaluation."""
+        """Evaluate at the precision of the last step (as the released code) and, if different, at q_max; update the best
+        evaluation."""
         self.check_finite()
         current, highest = self.controller.precision, self.schedule.reference
         assert current is not None, "a step has been trained"
-        choice = self.options.evaluation_precision
-        chosen = {"last": current, "max": highest, "float": FLOAT_PRECISION}[choice]
-        as_trained = choice == "last"
-        values = self.evaluate_at(chosen, self.task.evaluate, as_trained)
-        same = (chosen.weight, chosen.activation) == (highest.weight, highest.activation)
-        same &= not (as_trained and self.controller.record.gates)  # gates choose their own precision
+        values = self.evaluate_at(current, self.task.evaluate)
+        same = (current.weight, current.activation) == (highest.weight, highest.activation)
+        same &= not self.controller.record.gates  # which choose their own precision
         values_at_q_max = values if same else self.evaluate_at(highest, self.task.evaluate, as_trained=False)
-        values |= self.evaluate_average(chosen, as_trained)
+        values |= self.evaluate_average(current)
         validation = self.evaluate_at(current, self.task.validate)  # last, as it leaves the model at training precision
         value, at_q_max = values[self.task.metric], values_at_q_max[self.task.metric]
         self.best.history.append(value)
@@ -231,9 +228,9 @@ class Trainer:
         self.phases.record_result(value, self.best.value, self.best.step, self.task.chance)
         at_highest = {f"{self.task.metric}_at_q_max": at_q_max}
         held_out, gates = self.record_validation(validation), self.controller.record.evaluation_values()
-        more = {**at_highest, **held_out, "precision": chosen, "cost": cost, **gates}
+        more = {**at_highest, **held_out, "precision": current, "cost": cost, **gates}
         self.metrics.write("evaluation", self.step, **values, **more)
-        text = f"step {self.step}/{self.total_steps}  {self.task.metric} {value:.2f} at {chosen.weight} bits"
+        text = f"step {self.step}/{self.total_steps}  {self.task.metric} {value:.2f} at {current.weight} bits"
         logger.info("%s  %s at q_max %.2f  best %.2f", text, self.task.metric, at_q_max, self.best.value)
         bar.update(self.step)
 
@@ -250,12 +247,12 @@ class Trainer:
         self.phases.add_candidate(Candidate(self.step, self.best.validation[-1], flatness))
         return validation if flatness is None else {**validation, "trace_sqrt_v": flatness}
 
-    def evaluate_average(self, precision: Precision, as_trained: bool = True) -> dict[str, float]:
+    def evaluate_average(self, precision: Precision) -> dict[str, float]:
         """Metrics of the averaged weights, as `evaluate_at`; empty before averaging starts."""
         if not self.average.count:
             return {}
         with self.average.in_place_of(self.model):
-            values = self.evaluate_at(precision, self.task.evaluate, as_trained)
+            values = self.evaluate_at(precision, self.task.evaluate)
         self.best.averaged.append(values[self.task.metric])
         return {f"{name}_averaged": value for name, value in values.items()}
 

@@ -61,7 +61,6 @@ class WandbTracker:
         config, options = plan.config, plan.config.logging
         paper = [options.group.split("/")[0]] if "/" in options.group else []
         self.run = require("wandb", "wandb").init(
-            entity=options.wandb_entity,
             project=options.wandb_project,
             dir=str(plan.folder.path),
             id=f"{plan.hash}-seed{config.seed}-{config.scale}",  # the same when the run is resumed

@@ -32,6 +32,7 @@ from hypothesis import settings
 from omegaconf import DictConfig
 
 from bitcycle.configuration import RunConfig, read_config
+from bitcycle.layer.codes import product as code_product
 from bitcycle.sweep import forkserver
 from bitcycle.sweep.composition import Composer
 from bitcycle.train_command import main
@@ -113,6 +114,13 @@ def no_power_failure():
 
 def digits_plan(root: Path, *overrides: str) -> Plan:
     return plan("dataset=digits", "model=resnet8", "scale=smoke", f"results_root={root}", *overrides)
+
+
+@pytest.fixture
+def codes_everywhere(monkeypatch):
+    """Layers of compute=codes multiply codes where floats would take less time, too, as in most tests."""
+    monkeypatch.setattr(code_product, "LARGEST_WEIGHT", float("inf"))
+    monkeypatch.setattr(code_product, "LEAST_INTENSITY", 0)
 
 
 @pytest.fixture

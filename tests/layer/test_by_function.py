@@ -12,6 +12,8 @@ import bitcycle
 from bitcycle.layer import QuantizedProduct
 from bitcycle.precision import Precision
 
+pytestmark = pytest.mark.usefixtures("codes_everywhere")
+
 FLOAT = Precision(32, 32, 32)
 
 

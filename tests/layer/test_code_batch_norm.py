@@ -14,7 +14,10 @@ from bitcycle.layer.codes.support import library
 from bitcycle.layer.products.quantized import QuantizedLayer
 from bitcycle.layer.twin import twin_of
 
-pytestmark = pytest.mark.skipif(library() is None, reason="needs g++ and a CPU with AVX-512 VNNI")
+pytestmark = [
+    pytest.mark.skipif(library() is None, reason="needs g++ and a CPU with AVX-512 VNNI"),
+    pytest.mark.usefixtures("codes_everywhere"),
+]
 
 SHAPES = [(2, 1, 2, 3), (3, 16, 5, 7), (1, 24, 9, 8), (4, 40, 1, 1), (2, 3, 113, 97), (6, 64, 33, 20)]
 

@@ -26,6 +26,8 @@ from bitcycle.quantizer.compile_utils import Kernel
 from bitcycle.quantizer.sbm import SbmActivation, SbmWeight
 from bitcycle.recipe.options import TrainingOptions
 
+pytestmark = pytest.mark.usefixtures("codes_everywhere")
+
 CONVOLUTIONS = {
     "3x3": ({"kernel_size": 3, "padding": 1}, 4),
     "stride": ({"kernel_size": 3, "padding": 1, "stride": 2}, 4),

@@ -16,6 +16,8 @@ from tests.conftest import ROOT
 sys.path.insert(0, str(ROOT / "scripts"))
 from evaluation_error import STEPS, evaluation_errors
 
+pytestmark = pytest.mark.usefixtures("codes_everywhere")
+
 
 @pytest.mark.parametrize("bits", [3, 4, 8])
 def test_evaluation_is_right_after_any_number_of_steps(bits):

@@ -18,6 +18,8 @@ from bitcycle.precision import Precision
 from bitcycle.quantizer.codes import Codes, GradientCodes
 from bitcycle.quantizer.sbm import Sbm
 
+pytestmark = pytest.mark.usefixtures("codes_everywhere")
+
 needs_library = pytest.mark.skipif(library() is None, reason="no compiler, or a CPU without 8-bit products")
 
 CONVOLUTIONS = {

@@ -16,6 +16,8 @@ from bitcycle.randomness import derive, int32_key, uniform_noise
 from bitcycle.settings import SettingError
 from tests.conftest import golden_arrays
 
+pytestmark = pytest.mark.usefixtures("codes_everywhere")
+
 GOLDEN = golden_arrays("quantize")
 ROLES = {"act": ("activation", "x"), "weight": ("weight", "x"), "grad": ("gradient", "g")}
 CASES = sorted({tuple(key.split("__")[:2]) for key in GOLDEN if key.split("__")[0] in ROLES})

@@ -9,7 +9,7 @@ compute=simulate, which takes less time. On a GPU they are exact up to float32 r
 TF32. Zero padding is x = 0, not n = 0: the three sums run over the elements inside the image, which must be handled
 explicitly in the last one. Only one byte per element of the input is saved for the backward pass. There both gradients are
 also sums of integers if layer and CPU support it (gradients.py); otherwise they are computed from decoded tensors as in
-compute=simulate.
+compute=simulate. So does, on a CPU, a layer that by its shape would take longer on codes.
 
 Source: the identity is that of integer-only inference (Jacob et al. 2018, section 2.2), with ranges per output channel. Differs
 from compute=simulate only in the rounding of float32 sums and, where the input's gradient is a sum of integers, in that of the
@@ -17,6 +17,7 @@ weight to 16 bits.
 """
 
 import functools
+import math
 from collections.abc import Callable
 from typing import Any, cast
 
@@ -43,6 +44,12 @@ from bitcycle.quantizer.sbm_gradient import SbmGradient
 MOST_TERMS = 2**31 // (255 * 128)
 """Maximum number of terms whose sum fits in a signed 32-bit integer for any codes."""
 
+LARGEST_WEIGHT = 2
+"""Largest weight, in elements per element of input and output, with which a C++ operator takes less time than floats."""
+LEAST_INTENSITY = 256
+"""Least number of multiplications per element of input, output and weight with which other products of codes do. Both measured
+on one core of an Intel Xeon with AVX-512 VNNI; docs/speed.md."""
+
 Geometry = tuple[list[int], list[int], list[int], int]
 """Stride, padding, dilation and groups of a convolution."""
 
@@ -60,6 +67,7 @@ class CodeProduct:
         self.layer, self.compile, self.recomputes = layer, compile, recomputes
         self.recipe: Callable[[], Tensor] | None = None
         """The recipe of the last output, until it is passed on."""
+        self._pays: dict[torch.Size, bool] = {}
 
     def accepts(self, x: Tensor) -> bool:
         """Whether x and the weight have codes at the layer's current bits. Does not synchronise with the device."""
@@ -74,9 +82,26 @@ class CodeProduct:
             and not torch.compiler.is_compiling()
             and not x.is_meta
             and weight[0].numel() <= MOST_TERMS
-            # products of codes as floats take longer than those of simulated values
-            and (not x.is_cpu or integer_products_work())
+            and (not x.is_cpu or (integer_products_work() and self.pays(x)))
         )
+
+    def pays(self, x: Tensor) -> bool:
+        """Whether a training step of the layer on codes takes less time on this CPU than one on floats; decided by the shape of
+        x. A single C++ operator (gradients.py) loses if the weight, which is encoded anew in each step, is large for so few
+        samples; otherwise there must be enough products for each element that is encoded, decoded or corrected."""
+        if (found := self._pays.get(x.shape)) is None:
+            weight, outputs = self.layer.weight, self.output_elements(x)
+            elements = x.numel() + outputs
+            if sums_integers(self.layer, x):
+                found = weight.numel() <= LARGEST_WEIGHT * elements
+            else:
+                found = outputs * weight[0].numel() >= LEAST_INTENSITY * (elements + weight.numel())
+            self._pays[x.shape] = found
+        return found
+
+    def output_elements(self, x: Tensor) -> int:
+        """Number of elements of the layer's output for an input x."""
+        raise NotImplementedError
 
     def __call__(self, x: Tensor, bias: Tensor | None, key: Tensor) -> Tensor:
         """The layer's output: the product of quantized x and weight, with quantized gradients."""
@@ -127,6 +152,14 @@ class CodeConvolution(CodeProduct):
             and distributed.current_shard() is None
         )
 
+    def output_elements(self, x: Tensor) -> int:
+        layer, (stride, padding, dilation, _) = self.layer, _geometry(self.layer)
+        sizes = zip(x.shape[-2:], layer.kernel_size, stride, padding, dilation)
+        positions = math.prod(
+            (size + 2 * edge - gap * (kernel - 1) - 1) // step + 1 for size, kernel, step, edge, gap in sizes
+        )
+        return layer.out_channels * positions * x.shape[:-3].numel()
+
     def product(self, codes: Codes, weight: WeightCodes, bias: Tensor | None) -> Tensor:
         """The convolution [N, C, H, W] -> [N, O, H', W'] of codes with the weight [O, C / groups, k, k] of a layer."""
         layer = self.layer
@@ -144,6 +177,9 @@ class CodeConvolution(CodeProduct):
 
 class CodeLinear(CodeProduct):
     """The computation of a `QuantizedLinear` on codes."""
+
+    def output_elements(self, x: Tensor) -> int:
+        return x.shape[:-1].numel() * len(self.layer.weight)
 
     def product(self, codes: Codes, weight: WeightCodes, bias: Tensor | None) -> Tensor:
         """The product [..., F] -> [..., O] of codes with the transposed weight [O, F] of a layer."""

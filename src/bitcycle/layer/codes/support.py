@@ -62,8 +62,8 @@ def products_on_cpu() -> str:
     """What layers of compute=codes do on this CPU, for the log."""
     if reason := why_floats():
         return f"float products, as compute=simulate, with its memory ({reason})"
-    operator = "AVX-512 VNNI operators where a layer has one, else oneDNN"
-    return f"8-bit integer products ({'oneDNN' if library() is None else operator})"
+    by = "oneDNN" if library() is None else "AVX-512 VNNI operators where a layer has one, else oneDNN"
+    return f"8-bit integer products ({by}); float products in layers that by their shape would take longer on codes"
 
 
 def convolve_8_bits(

@@ -17,7 +17,7 @@ ROLES = ["weight", "activation", "gradient"]
 def quantized_gradients(name, x, number):
     """x as each of the variant's quantizers of gradients returns it."""
     options, key = VARIANTS[name], torch.tensor(3, dtype=torch.int32)
-    for kind in ("gradient", "position_gradient", "input_gradient", "weight_gradient"):
+    for kind in ("gradient", "position_gradient", "input_gradient"):
         if (module := getattr(options, kind)(False)) is not None:
             yield module.quantize(x, torch.tensor(number), key, key)
 

@@ -33,7 +33,7 @@ def test_the_index_of_a_format_follows_the_formula_of_bits(name):
 def test_gradients_over_formats_of_their_own():
     schedule = bitcycle.schedule("CR", formats=FORMATS, gradient_formats=["mxfp4", "mxfp8"], total_steps=184)
     assert {p.gradient for p in schedule.precisions} == {4, 8}
-    assert schedule.format_lists == (FORMATS, ["mxfp4", "mxfp8"])
+    assert schedule.options.format_lists == (FORMATS, ["mxfp4", "mxfp8"])
 
 
 def test_late_switch():

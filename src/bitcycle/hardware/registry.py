@@ -10,8 +10,6 @@ from bitcycle.hardware.operation import SampleCounts, Workload
 from bitcycle.precision import Precision
 from bitcycle.presets import Presets
 
-MODELS: tuple[type[HardwareOptions], ...] = (BitOps, BitFusion, Zc706, TensorCore)
-
 
 @dataclass
 class AllHardware(HardwareOptions):
@@ -26,7 +24,7 @@ class AllHardware(HardwareOptions):
     def measure(self, workload: Workload, counts: SampleCounts, reference: Precision) -> Cost:
         rules = {rule.name: getattr(self, rule.name) for rule in fields(HardwareOptions) if rule.name != "name"}
         costs = {}
-        for kind in MODELS:
+        for kind in (BitOps, BitFusion, Zc706, TensorCore):
             model = kind(**rules)
             costs[model.name] = model.measure(workload, counts, reference)
         return replace(costs["bitops"], by_hardware=costs)

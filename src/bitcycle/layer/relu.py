@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from bitcycle.cpp.operators import apply_to, cpp_operators
 from bitcycle.layer.batch_norm import TrainedBatchNorm2d
-from bitcycle.layer.twin import replace_modules, twin_of
+from bitcycle.layer.twin import replace_kinds
 
 
 class RecordingReLU(nn.ReLU):
@@ -43,7 +43,4 @@ class RecordingReLU(nn.ReLU):
 
 def use_operators(model: nn.Module) -> nn.Module:
     """The model with operators for each torch.nn.ReLU and torch.nn.BatchNorm2d."""
-    twins: dict[type[nn.Module], type[nn.Module]] = {nn.ReLU: RecordingReLU, nn.BatchNorm2d: TrainedBatchNorm2d}
-    return replace_modules(
-        model, lambda module: twin_of(module, twins[type(module)]) if type(module) in twins else module
-    )
+    return replace_kinds(model, {nn.ReLU: RecordingReLU, nn.BatchNorm2d: TrainedBatchNorm2d})

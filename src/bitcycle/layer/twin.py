@@ -1,7 +1,7 @@
 """Modules of a model in other classes, with the same parameters, buffers, settings and hooks."""
 
 import copy
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any, TypeVar
 
 from torch import nn
@@ -36,6 +36,11 @@ def replace_modules(model: nn.Module, replacement: Callable[[nn.Module], nn.Modu
             if name not in _OF_EVERY_MODULE and any(found.get(x, x) is not x for x in _modules_in(value)):
                 vars(parent)[name] = tree_map_only(nn.Module, lambda x: found.get(x, x), value)
     return found[model]
+
+
+def replace_kinds(model: nn.Module, twins: Mapping[type[nn.Module], type[nn.Module]]) -> nn.Module:
+    """The model with a twin of class `twins[kind]` in place of each module of exactly that kind."""
+    return replace_modules(model, lambda m: twin_of(m, twins[type(m)]) if type(m) in twins else m)
 
 
 def _modules_in(value: Any) -> list[nn.Module]:

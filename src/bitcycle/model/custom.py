@@ -7,7 +7,7 @@ import sys
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Optional
+from typing import Any
 
 from torch import nn
 
@@ -80,11 +80,9 @@ class CustomModel(ModelOptions):
 
 @dataclass
 class TimmModel(ModelOptions):
-    """An image network of timm: model=timm model.architecture=resnet10t; randomly initialised unless `pretrained`."""
+    """An image network of timm: model=timm model.architecture=resnet10t; randomly initialised."""
 
     architecture: str = setting(MISSING, "name of the network in timm")
-    pretrained: bool = setting(False, "start from pretrained weights, downloaded by timm")
-    image_size: Optional[int] = setting(None, "input size, for networks that need it; null: size of the images")
 
     def check(self, shape: ImageShape) -> None:
         timm = require("timm", "timm")
@@ -94,9 +92,9 @@ class TimmModel(ModelOptions):
 
     def build(self, shape: ImageShape) -> nn.Module:
         timm = require("timm", "timm")
-        options = {"num_classes": shape.classes, "in_chans": shape.channels, "pretrained": self.pretrained}
+        options = {"num_classes": shape.classes, "in_chans": shape.channels}
         try:
-            model: nn.Module = timm.create_model(self.architecture, img_size=self.image_size or shape.size, **options)
+            model: nn.Module = timm.create_model(self.architecture, img_size=shape.size, **options)
         except TypeError as error:
             if "img_size" not in str(error):
                 raise

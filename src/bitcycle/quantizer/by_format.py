@@ -18,7 +18,7 @@ GRADIENT = FORWARD | {"mxfp8": "mxfp8_e5m2"}
 def with_formats(options: QuantizerOptions, schedule: Schedule) -> QuantizerOptions:
     """The options of a quantizer with the formats of `schedule`; unchanged for a schedule over bits. Raises SettingError
     for a quantizer without formats in blocks."""
-    lists = schedule.format_lists
+    lists = schedule.options.format_lists
     if lists is None or options.name == "none":
         return options
     if not isinstance(options, BlockOptions):

@@ -62,7 +62,7 @@ def encode_and_observe(
     return code.to(torch.uint8), scale, low, *moved
 
 
-def encode(x: Tensor, zero_point: Tensor, value_range: Tensor, bits: Tensor) -> tuple[Tensor, Tensor]:
+def encode_in_range(x: Tensor, zero_point: Tensor, value_range: Tensor, bits: Tensor) -> tuple[Tensor, Tensor]:
     """Codes of x in a given range: integers and scale. Integers have the shape of x, the scale is a scalar."""
     code, scale = affine.encode(x, zero_point, value_range, bits)
     return code.to(torch.uint8), scale

@@ -182,7 +182,7 @@ class SbmActivation(TensorQuantizer):
         if not self.training:
             zero_point, value_range = self.evaluation_range()
             zero_point = zero_point.clone()  # the copy saved for the backward pass must not change with the observer
-            integers, scale = kernel(codes.encode, self.compile_kernel)(flat(x), zero_point, value_range, bits)
+            integers, scale = kernel(codes.encode_in_range, self.compile_kernel)(flat(x), zero_point, value_range, bits)
             return Codes(shaped(integers, like=x), scale, zero_point)
         self.record(bits)
         function, running = kernel(codes.encode_and_observe, self.compile_kernel), self.running_zero_point

@@ -204,11 +204,6 @@ class Schedule:
         """The static precision that this schedule is compared with (static q_max)."""
         return effective(self.options.reference)
 
-    @property
-    def format_lists(self) -> tuple[Sequence[str], Sequence[str]] | None:
-        """Formats of weights and activations, and of gradients, which the bits select; None: those of the quantizer."""
-        return self.options.format_lists
-
     @cached_property
     def phases(self) -> tuple[Phase, ...]:
         """The phases of the run, in order and without gaps."""

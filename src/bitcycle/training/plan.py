@@ -132,7 +132,7 @@ class Plan:
             "steps_per_epoch": self.epoch.steps,
             "parameters": self.parameters,
             "precision": [[*precision, steps] for precision, steps in lengths] if lengths is not None else None,
-            "formats": dict(zip(("forward", "gradient"), map(list, self.schedule.format_lists or ()))) or None,
+            "formats": dict(zip(("forward", "gradient"), map(list, self.schedule.options.format_lists or ()))) or None,
             "phases": [self.describe_phase(phase) for phase in self.schedule.phases],
             "macs_per_sample": {"total": self.workload.macs_of_sample, "by_layer": self.workload.macs_per_sample},
             "cost": cost.summary() if cost is not None else dict.fromkeys(bounds["least"]),

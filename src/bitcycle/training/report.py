@@ -55,7 +55,7 @@ def _facts(plan: Plan) -> list[tuple[str, str]]:
         ("parameters", f"{plan.parameters:,}"),
         ("MACs per sample", f"{plan.workload.macs_of_sample:,.0f}"),
         ("bits w/a/g x steps", _precision(plan)),
-        *([("formats", _formats(plan))] if plan.schedule.format_lists else []),
+        *([("formats", _formats(plan))] if plan.schedule.options.format_lists else []),
         *_phases(plan),
     ]
 
@@ -74,7 +74,7 @@ def _phases(plan: Plan) -> list[tuple[str, str]]:
 
 def _formats(plan: Plan) -> str:
     """The formats that the bits of the schedule select."""
-    forward, gradient = plan.schedule.format_lists or ((), ())
+    forward, gradient = plan.schedule.options.format_lists or ((), ())
     words = (", ".join(f"{name} ({FORMAT_BITS[name]})" for name in names) for names in (forward, gradient))
     return "; gradients ".join(words)
 

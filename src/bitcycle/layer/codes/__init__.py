@@ -8,7 +8,7 @@ from bitcycle.layer.codes.batch_norm import CodeBatchNorm2d, MaskSavingReLU, Rec
 from bitcycle.layer.codes.product import code_product
 from bitcycle.layer.codes.support import products_on_cpu
 from bitcycle.layer.products.quantized import QuantizedLayer
-from bitcycle.layer.twin import modules_of, replace_modules, twin_of
+from bitcycle.layer.twin import modules_of, replace_kinds
 
 logger = logging.getLogger(__name__)
 
@@ -32,8 +32,7 @@ def compute_codes(model: nn.Module, compile: bool, recompute: bool) -> nn.Module
     if able:
         logger.info("compute=codes: %d layers compute on codes; on this CPU: %s", able, products_on_cpu())
     norm: type[nn.Module] = RecomputingBatchNorm2d if recompute else CodeBatchNorm2d
-    twins: dict[type[nn.Module], type[nn.Module]] = {nn.ReLU: MaskSavingReLU, nn.BatchNorm2d: norm} if able else {}
-    model = replace_modules(model, lambda m: twin_of(m, twins[type(m)]) if type(m) in twins else m)
+    model = replace_kinds(model, {nn.ReLU: MaskSavingReLU, nn.BatchNorm2d: norm} if able else {})
     for relu in modules_of(model, MaskSavingReLU):
         relu.compile_kernel = compile
     return model

@@ -73,7 +73,7 @@ class PrecisionController:
         for quantizer in self._quantizers:
             if with_formats(quantizer, schedule) != quantizer:
                 remedy = "use quantize_model(model, ..., schedule=schedule)"
-                lists = schedule.format_lists
+                lists = schedule.options.format_lists
                 raise SettingError("schedule.formats", lists, "the model was converted without them", remedy)
             quantizer.check_ends(schedule.lowest, schedule.reference)
         self.precision: Precision | None = None

@@ -39,7 +39,7 @@ from bitcycle.quantizer.sbm import Sbm
 from bitcycle.settings import SettingError
 
 
-class Part(NamedTuple):
+class Chosen(NamedTuple):
     """Samples that chose the same candidate: its bits, and their rows among the sorted samples."""
 
     state: PrecisionState
@@ -71,7 +71,7 @@ class Tape:
     """Entries in the order of calls: written by one candidate after another, then read once. `parts` are those of the samples
     that did not skip, in order."""
 
-    def __init__(self, parts: Sequence[Part]) -> None:
+    def __init__(self, parts: Sequence[Chosen]) -> None:
         self.parts, self.entries, self.position, self.reads = list(parts), list[Entry](), 0, False
         self.first, self.rows = 0, torch.empty(0)
         self.begin, self.end = parts[0].first if parts else 0, parts[-1].last if parts else 0

@@ -31,7 +31,6 @@ from bitcycle.layer.twin import modules_of
 from bitcycle.precision import FLOAT, Precision
 from bitcycle.quantizer.autograd import straight_through
 from bitcycle.randomness import int32_key
-from bitcycle.schedule import Dfq
 
 Memory = tuple[Tensor, Tensor]
 
@@ -68,7 +67,7 @@ class Gates(nn.Module):
         gates, blocks = choices.gates, len(choices.blocks)
         hidden, embedding, state = gates.sizes
         options = len(gates.pairs)
-        self.choices = choices
+        self.choices, self.options = choices, gates
         self.embeddings = nn.ModuleList(Embedding(width, hidden, embedding) for width in channels)
         self.cells = nn.ModuleList([nn.LSTMCell(embedding, state)])  # lists, as in checkpoints
         self.projections = nn.ModuleList([nn.Linear(state, options)])
@@ -89,16 +88,6 @@ class Gates(nn.Module):
 
     def _keep(self, name: str, value: Tensor) -> None:
         self.register_buffer(name, value, persistent=False)
-
-    @property
-    def options(self) -> Dfq:
-        """The options of the gates."""
-        return self.choices.gates
-
-    def set_costs(self, costs: BlockCosts) -> None:
-        """Set the cost of each option; otherwise the cost term is 0."""
-        self.option_costs.copy_(torch.tensor(costs.table))
-        self.reference = costs.reference
 
     def choose(self, index: int, x: Tensor) -> Tensor:
         """The choice of block `index` for its input x: [N, K], one 1 in each row, straight-through to the gate."""
@@ -179,7 +168,8 @@ class GateRecord:
         """Set the products of the model, which determine the cost of each option."""
         self.costs = [gates.choices.costs(workload) for gates in self.gates]
         for gates, costs in zip(self.gates, self.costs):
-            gates.set_costs(costs)
+            gates.option_costs.copy_(torch.tensor(costs.table))
+            gates.reference = costs.reference
 
     def begin_step(self, target: float | None) -> None:
         """Activate the gates with a target cost of `target` percent of float32 (None: no target)."""

@@ -18,7 +18,7 @@ from torch import Tensor, nn
 
 from bitcycle.layer.compilation import not_compiled
 from bitcycle.layer.gates.choices import Block, Choices
-from bitcycle.layer.gates.chosen_backward import Mixture, Part, Replay, Sorted, Tape, ZeroGradients, prepare_replay
+from bitcycle.layer.gates.chosen_backward import Chosen, Mixture, Replay, Sorted, Tape, ZeroGradients, prepare_replay
 from bitcycle.layer.gates.gate import Gates
 from bitcycle.layer.products.quantized import QuantizedLayer
 from bitcycle.layer.products.quantized_product import QuantizedProduct
@@ -97,7 +97,12 @@ class GatedBlock(nn.Module):
         for skips, group in itertools.groupby(passes, lambda same: self._skips(same[0])):
             module, same_forward = self._shortcut[0] if skips else self.block, list(group)
             tape = Tape(
-                [Part(self._state(k), firsts[k], ends[k]) for same in same_forward for k in same if firsts[k] < ends[k]]
+                [
+                    Chosen(self._state(k), firsts[k], ends[k])
+                    for same in same_forward
+                    for k in same
+                    if firsts[k] < ends[k]
+                ]
             )
             for same in same_forward:
                 tape.write(order[firsts[same[0]] : ends[same[-1]]], firsts[same[0]])

@@ -16,6 +16,8 @@ import torch
 
 from bitcycle.files import read_csv, write_csv
 from tests.accelerator.case import outcome
+from tests.accelerator.covering import PARTS, rows, trained
+from tests.accelerator.pretended import start
 from tests.conftest import ROOT
 from tests.settings import RESUME, run_of
 
@@ -27,26 +29,31 @@ def row_of(case: str, found: Mapping[str, Any]) -> dict[str, Any]:
     """The record of an outcome: its error in one line, and the lines that waited."""
     error = (found["error"] or "").split("\n")[0]
     waits = "; ".join(sorted(found.get("found", {})))
-    return {
-        "case": case,
-        "error": error,
-        "same": found.get("same", ""),
-        "steady": found.get("steady", 0),
-        "waits": waits,
-    }
+    facts = {"same": found.get("same", ""), "steady": found.get("steady", ""), "waits": waits}
+    return {"case": case, "error": error, **facts}
+
+
+def row_of_pair(case: str, found: str | dict[str, int]) -> dict[str, Any]:
+    """The same of a row of `covering`, which is not resumed."""
+    return row_of(case, {"error": found} if isinstance(found, str) else {"error": "", "found": found})
 
 
 def main(words: list[str]) -> None:
     """Run the chosen rows one after another."""
     torch.set_num_threads(1)
     logging.disable(logging.WARNING)
-    rows = {row["case"]: row for row in read_csv(RECORD)} if RECORD.exists() else {}
-    for case in RESUME:
+    pairs = {row.name: row for part in range(PARTS) for row in rows(part)}
+    recorded = {row["case"]: row for row in read_csv(RECORD, missing_ok=True)}
+    start()
+    for case in [*RESUME, *pairs]:
         if words and not any(word in case for word in words):
             continue
-        with tempfile.TemporaryDirectory() as folder:
-            rows[case] = row_of(case, outcome(run_of(case), Path(folder)))
-        write_csv(RECORD, list(COLUMNS), [rows[name] for name in RESUME if name in rows])
+        if case in pairs:
+            recorded[case] = row_of_pair(case, trained(pairs[case]))
+        else:
+            with tempfile.TemporaryDirectory() as folder:
+                recorded[case] = row_of(case, outcome(run_of(case), Path(folder)))
+        write_csv(RECORD, list(COLUMNS), [recorded[name] for name in [*RESUME, *pairs] if name in recorded])
 
 
 if __name__ == "__main__":

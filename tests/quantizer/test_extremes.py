@@ -7,7 +7,7 @@ import torch
 from torch import nn
 
 import bitcycle
-from bitcycle.quantizer import QUANTIZERS, wageubn
+from bitcycle.quantizer import QUANTIZERS, multibit, wageubn
 from tests.quantizer.test_properties import NAMES, VARIANTS, offered, tensor
 
 VARIANTS = {**VARIANTS, "sbm relative": QUANTIZERS["sbm"](least_step="relative")}
@@ -90,6 +90,16 @@ def test_autocast_does_not_reach_into_quantizers(name):
             expected = bitcycle.quantize(x, number, VARIANTS[name], role)
             with torch.autocast("cpu", torch.bfloat16):
                 assert torch.equal(bitcycle.quantize(x, number, VARIANTS[name], role), expected)
+
+
+def test_sign_vectors_of_a_constant_without_float64(monkeypatch):
+    """Metal has none; the normal equations were singular there, and the result NaN."""
+    monkeypatch.setattr(multibit, "widest_float", lambda device: torch.float32)
+    x = torch.tensor([[0.7] * 6, [0.0] * 6, [0.3, -0.2, 0.1, 0.5, -0.9, 0.4]])
+    for number in (1, 2, 3, 4):
+        y = bitcycle.quantize(x, number, "multibit", "activation")
+        assert y.isfinite().all()
+        torch.testing.assert_close(y[:2], x[:2], rtol=1e-5, atol=1e-6)
 
 
 @pytest.mark.parametrize("name", sorted({*NAMES} - {"dorefa"}))  # whose gradient has 1 / max |tanh w|

@@ -11,7 +11,9 @@ from torch import nn
 
 import bitcycle
 from bitcycle.layer import carry_quantized, restart_quantizers, step_ratio
+from bitcycle.model import MODELS
 from bitcycle.quantizer import optimal_step
+from bitcycle.shapes import GraphShape
 from bitcycle.training.loop import Trainer
 from bitcycle.training.phases import Candidate, SecondMoment, best_candidates, choose
 from tests.quantizer.test_golden import arrays
@@ -139,6 +141,12 @@ def test_ratio_of_steps_equals_the_reference():
         layer.weight.data = weight.view(1, -1).double()
     assert step_ratio(layers, 2, 8) == pytest.approx(float(golden["ratio__geometric_mean"]), rel=0.005)
     assert step_ratio(layers, 8, 2) == pytest.approx(1 / step_ratio(layers, 2, 8))
+
+
+def test_ratio_of_steps_of_a_float_graph_network():
+    """Whose layers are no linear ones of PyTorch: it once had no step to compare."""
+    network = MODELS["gcn_small"]().build(GraphShape(features=64, classes=3, nodes=10, edges=20))
+    assert 10 < step_ratio(network, 2, 8) < 130
 
 
 def test_ratio_of_steps_counts_quantized_layers_only():

@@ -25,7 +25,8 @@ from bitcycle.quantizer.layout import computable, rows, unflat
 MAXIMUM_BITS = 4
 """Number of sign vectors computed; those beyond the current bits are masked, so that a change of bits needs no recompilation."""
 RIDGE = 1e-10
-"""Regularisation of the normal equations in units of n: identical sign vectors (as of a constant) share their weight."""
+"""Regularisation of the normal equations in units of n: identical sign vectors (as of a constant) share their weight. On a device
+without float64 it is ten times the rounding of float32, below which it would vanish."""
 
 
 def decompose(vectors: Tensor, bits: Tensor) -> tuple[Tensor, Tensor]:
@@ -53,7 +54,7 @@ def _least_squares(vectors: Tensor, codes: Tensor) -> Tensor:
     products = (codes.mT @ codes).to(wide) / n  # integers, exact in float32
     values = (codes.mT @ vectors.unsqueeze(2)).to(wide) / n
     is_used = products.diagonal(dim1=1, dim2=2) > 0
-    diagonal = torch.where(is_used, RIDGE, 1.0)
+    diagonal = torch.where(is_used, max(RIDGE, 10 * torch.finfo(wide).eps), 1.0)
     # The _ex variant does not synchronise with the device to report singular systems, which cannot occur.
     solution: Tensor = torch.linalg.solve_ex(products + torch.diag_embed(diagonal), values)[0]
     return solution.squeeze(2).to(vectors.dtype)

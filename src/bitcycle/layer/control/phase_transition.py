@@ -28,13 +28,14 @@ def carry_quantized(model: nn.Module) -> None:
 def step_ratio(model: nn.Module, bits: int, other_bits: int) -> float:
     """D_bits / D_other_bits, the geometric mean over the layers of the optimal steps of their master weights.
 
-    Includes the quantized layers; in a float model, all convolutions and linear layers. About 40 for 2 and 8 bits and normally
-    distributed weights. Source: HLHLp, section 3.2, which does not specify the average over layers.
+    Includes the quantized layers; in a float model, all convolutions and linear layers or, without any, all matrices. About 40
+    for 2 and 8 bits and normal weights. Source: HLHLp, section 3.2, which does not specify the average over layers.
     """
     layers: list[Any] = [*modules_of(model, QuantizedLayer)]
+    layers = layers or [m for m in model.modules() if isinstance(m, nn.Conv2d | nn.Linear)]
+    weights = [layer.weight for layer in layers] or [p for p in model.parameters() if p.dim() > 1]
     ratios = []
-    for layer in layers or [m for m in model.modules() if isinstance(m, nn.Conv2d | nn.Linear)]:
-        weight: torch.Tensor = layer.weight.detach().reshape(1, -1)
-        steps = [optimal_step(weight, (1 << (b - 1)) - 1) for b in (bits, other_bits)]
+    for weight in weights:
+        steps = [optimal_step(weight.detach().reshape(1, -1), (1 << (b - 1)) - 1) for b in (bits, other_bits)]
         ratios.append((steps[0] / steps[1]).cpu().double().log().mean())
     return float(torch.stack(ratios).mean().exp())

@@ -24,6 +24,9 @@ from bitcycle.schedule import SCHEDULES, ScheduleOptions
 from bitcycle.settings import MISSING, SettingError, Settings, nearest, setting
 from bitcycle.task import TASKS, TaskOptions
 
+SCALES = ("paper", "mini", "smoke")
+"""Sizes of an experiment, each a file of conf/scale."""
+
 
 @dataclasses.dataclass
 class RunConfig(Settings):
@@ -39,7 +42,7 @@ class RunConfig(Settings):
         TrainingOptions, "length, optimizer, learning rate, evaluation, devices, checkpoints"
     )
     logging: LoggingOptions = setting(LoggingOptions, "destinations of metrics", affects_result=False)
-    scale: str = setting("paper", "size of the experiment", choices=("paper", "mini", "smoke"), affects_result=False)
+    scale: str = setting("paper", "size of the experiment", choices=SCALES, affects_result=False)
     seed: int = setting(0, "seed of weights, data order, augmentation and noise", minimum=0, affects_result=False)
     data_root: str = setting(
         "${oc.env:BITCYCLE_DATA,data}",

@@ -1,7 +1,6 @@
 """Optional dependencies, imported on first use; if one is missing, the error names the packages to install and their extra."""
 
 import importlib
-import re
 from importlib.metadata import PackageNotFoundError, metadata, requires, version
 from typing import TYPE_CHECKING, Any
 
@@ -24,37 +23,25 @@ def require(module: str, extra: str) -> Any:
 
 def install_command(extra: str) -> str:
     """The command that installs the packages of an extra of bitcycle."""
-    packages = [package for package, extras in _declared() if extra in extras]
-    return f"pip install {_quoted(packages)}" if packages else "install the packages that pyproject.toml lists"
+    packages = " ".join(map(_quoted, extras().get(extra, ())))
+    return f"pip install {packages}" if packages else "install the packages that pyproject.toml lists"
 
 
 def explain_missing(error: ModuleNotFoundError) -> str | None:
     """The sentence about a module that is not installed, with the extras that include it; None if none does."""
     module = (error.name or "").split(".")[0]
     distribution = _DISTRIBUTIONS.get(module, module).lower()
-    including = [(package, extras) for package, extras in _declared() if _name(package) == distribution and extras]
+    including = {extra: one for extra, needed in extras().items() for one in needed if one.name.lower() == distribution}
     if not including:
         return None
-    extras = sorted({extra for _, extras in including for extra in extras} - {"all", "dev"})
-    which = f"the extra {extras[0]} includes" if len(extras) == 1 else f"the extras {', '.join(extras)} include"
-    return f"{module} is not installed: pip install {_quoted([including[0][0]])} ({which} it)"
+    names = sorted(including.keys() - {"all", "dev"})
+    which = f"the extra {names[0]} includes" if len(names) == 1 else f"the extras {', '.join(names)} include"
+    return f"{module} is not installed: pip install {_quoted(next(iter(including.values())))} ({which} it)"
 
 
-def _declared() -> list[tuple[str, set[str]]]:
-    """Each requirement of bitcycle with the extras that it belongs to."""
-    try:
-        lines = [line.partition(";") for line in requires("bitcycle") or []]
-    except PackageNotFoundError:  # a source tree that is not installed
-        return []
-    return [(package.strip(), set(re.findall(r"extra == ['\"]([\w-]+)['\"]", marker))) for package, _, marker in lines]
-
-
-def _name(requirement: str) -> str:
-    return re.split(r"[^\w.-]", requirement, maxsplit=1)[0].lower()
-
-
-def _quoted(packages: list[str]) -> str:
-    return " ".join(map(repr, packages))
+def _quoted(requirement: "Requirement") -> str:
+    """A requirement as an argument of pip, without its condition."""
+    return repr(str(requirement).partition(";")[0])
 
 
 def extras() -> "dict[str, list[Requirement]]":

@@ -5,9 +5,10 @@ from __future__ import annotations
 from dataclasses import replace
 from pathlib import Path
 
+from bitcycle.configuration import SCALES
 from bitcycle.reproduction.analysis.aggregation import Run, find_results
 from bitcycle.reproduction.manifest import Place, plan_cells, read_manifest, record
-from bitcycle.sweep.registry import SCALES, Sweep
+from bitcycle.sweep.registry import Sweep
 from bitcycle.training.naming import run_hash
 from tests.conftest import ROOT, configure
 

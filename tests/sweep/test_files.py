@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from bitcycle.configuration import GROUPS, RunConfig, read_config
+from bitcycle.configuration import GROUPS, SCALES, RunConfig, read_config
 from bitcycle.sweep.grid import Overrides
-from bitcycle.sweep.registry import SCALES, Sweep, read_sweep
+from bitcycle.sweep.registry import Sweep, read_sweep
 from bitcycle.training.naming import run_hash, run_path
 from bitcycle.training.plan import make_plan
 from tests.conftest import COMPOSER, ROOT

@@ -31,6 +31,7 @@ from omegaconf.errors import OmegaConfBaseException
 from rich.table import Table
 from yaml import YAMLError
 
+from bitcycle.configuration import SCALES
 from bitcycle.errors import EXIT_DONE, EXIT_INTERRUPTED, EXIT_WRONG_CONFIGURATION, RunError
 from bitcycle.files import read_csv, resource_root, try_lock
 from bitcycle.guard import guarded
@@ -47,17 +48,7 @@ from bitcycle.sweep.forkserver import NICENESS, PRIORITY_VARIABLE
 from bitcycle.sweep.grid import Overrides, as_text, expand
 from bitcycle.sweep.local import POLL_SECONDS, LocalPool, train_command
 from bitcycle.sweep.progress import TELL_SECONDS
-from bitcycle.sweep.registry import (
-    FINISHED,
-    SCALES,
-    UNFINISHED,
-    Compose,
-    SweepRun,
-    distinct,
-    index_runs,
-    mark,
-    read_sweep,
-)
+from bitcycle.sweep.registry import FINISHED, UNFINISHED, Compose, SweepRun, distinct, index_runs, mark, read_sweep
 from bitcycle.sweep.status import Speeds, recorded_seconds, sweeps_table
 from bitcycle.threads import THREADS, users_threads
 from bitcycle.training.display import console, set_up_console

@@ -20,6 +20,7 @@ from typing import NamedTuple
 import torch
 from rich.table import Table
 
+from bitcycle.configuration import SCALES
 from bitcycle.device import widest_float
 from bitcycle.doctor.__main__ import DEMO, examine
 from bitcycle.doctor.duration import RunTime, measure_kinds
@@ -36,7 +37,7 @@ from bitcycle.settings import SettingError
 from bitcycle.signals import stop_at_once
 from bitcycle.sweep.execution import worst
 from bitcycle.sweep.local import LocalPool, useful_workers
-from bitcycle.sweep.registry import FINISHED, SCALES, SweepRun, distinct, sweep_index
+from bitcycle.sweep.registry import FINISHED, SweepRun, distinct, sweep_index
 from bitcycle.sweep.status import Seconds, Speeds, measured_seconds
 from bitcycle.training.display import console, set_up_console
 from bitcycle.training.run import choose_device

@@ -15,12 +15,13 @@ from dataclasses import dataclass, replace
 from datetime import date
 from pathlib import Path
 
+from bitcycle.configuration import SCALES
 from bitcycle.errors import EXIT_DONE
 from bitcycle.files import read_csv, write_csv
 from bitcycle.settings import SettingError
 from bitcycle.sweep.composition import composing
 from bitcycle.sweep.grid import Overrides, substitute
-from bitcycle.sweep.registry import SCALES, Compose, Sweep, read_sweep, sweep_files
+from bitcycle.sweep.registry import Compose, Sweep, read_sweep, sweep_files
 from bitcycle.training.naming import run_hash
 
 MANIFEST = Path("results/manifest")

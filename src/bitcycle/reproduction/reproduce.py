@@ -11,6 +11,7 @@ from pathlib import Path
 
 from rich.table import Table
 
+from bitcycle.configuration import SCALES
 from bitcycle.errors import EXIT_DONE, EXIT_FAILED, EXIT_INTERRUPTED
 from bitcycle.files import resource_root
 from bitcycle.guard import guarded
@@ -24,7 +25,7 @@ from bitcycle.signals import stop_at_once
 from bitcycle.sweep.composition import composing
 from bitcycle.sweep.execution import worst
 from bitcycle.sweep.local import LocalPool, useful_workers
-from bitcycle.sweep.registry import SCALES, sweep_files
+from bitcycle.sweep.registry import sweep_files
 from bitcycle.training.display import console, set_up_console
 
 OUTPUT = Path("results/reproduce")

@@ -2,7 +2,7 @@
 
 import itertools
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -22,13 +22,19 @@ def expand(grids: Sequence[Mapping[str, Any]], fixed: Mapping[str, str]) -> list
     >>> expand([{"model": ["a", "b"], "range": [{"q": 8, "p": 3}, {"q": 6, "p": 3}]}, {"model": "c"}], {"p": "4"})[:2]
     [{'model': 'a', 'q': '8', 'p': '4'}, {'model': 'a', 'q': '6', 'p': '4'}]
     """
-    runs: list[Overrides] = []
-    for grid in grids or [{}]:
-        for run in _combinations(grid):
-            run |= fixed
-            if run not in runs:
-                runs.append(run)
-    return runs
+    return distinct_settings({**run, **fixed} for grid in grids or [{}] for run in _combinations(grid))
+
+
+def distinct_settings(runs: Iterable[Overrides]) -> list[Overrides]:
+    """The runs without duplicates, in order.
+
+    >>> distinct_settings([{"a": "1", "b": "2"}, {"b": "2", "a": "1"}])
+    [{'a': '1', 'b': '2'}]
+    """
+    found: dict[tuple[tuple[str, str], ...], Overrides] = {}
+    for run in runs:
+        found.setdefault(tuple(sorted(run.items())), run)
+    return list(found.values())
 
 
 def _combinations(grid: Mapping[str, Any]) -> Iterator[Overrides]:

@@ -17,15 +17,14 @@ from rich.progress import track
 from yaml import YAMLError
 
 from bitcycle.cache import cached
-from bitcycle.configuration import RunConfig
+from bitcycle.configuration import SCALES, RunConfig
 from bitcycle.files import digest_of, resource_root
 from bitcycle.settings import SettingError, nearest
 from bitcycle.sweep.composition import composing
-from bitcycle.sweep.grid import Overrides, as_text, command_line, expand, substitute
+from bitcycle.sweep.grid import Overrides, as_text, command_line, distinct_settings, expand, substitute
 from bitcycle.training.naming import run_path
 from bitcycle.training.run_folder import RunFolder
 
-SCALES = ("paper", "mini", "smoke")
 STATES = ("done", "recorded", "running", "queued", "resumable", "failed", "missing", "waiting", "wrong")
 FINISHED = ("done", "recorded")
 """States of runs that need no training."""
@@ -69,17 +68,10 @@ class Sweep:
 
     def expand(self, scale: str = "paper", fixed: Mapping[str, str] | None = None) -> list[Overrides]:
         """Every run at a scale; all runs with the first seed precede those with the second. See `combinations`."""
-        cells: list[Overrides] = []
-        for _, run in self.combinations(scale, fixed):
-            if run is not None and run not in cells:
-                cells.append(run)
+        cells = distinct_settings(run for _, run in self.combinations(scale, fixed) if run is not None)
         seeds = range(self.trials.get(scale, 1))  # a seed in a grid or on the command line overrides these
-        return [
-            cell if "seed" in cell else {**cell, "seed": str(seed)}
-            for seed in seeds
-            for cell in cells
-            if seed == 0 or "seed" not in cell
-        ]
+        every = ({**cell, "seed": cell.get("seed", str(seed))} for seed in seeds for cell in cells)
+        return distinct_settings(every)
 
     def replacements(self, scale: str, dataset: str = "") -> dict[str, Any]:
         """The replacements of a scale over those of its regime, which may depend on the paper's dataset; raises SettingError

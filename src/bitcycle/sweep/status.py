@@ -10,10 +10,11 @@ from typing import Any
 
 from rich.table import Table
 
+from bitcycle.configuration import SCALES
 from bitcycle.errors import EXIT_DONE
 from bitcycle.files import resource_root
 from bitcycle.sweep.local import useful_workers
-from bitcycle.sweep.registry import FINISHED, SCALES, STATES, SweepRun, distinct, sweep_index
+from bitcycle.sweep.registry import FINISHED, STATES, SweepRun, distinct, sweep_index
 from bitcycle.training.display import console
 from bitcycle.training.report import DEFAULT_ROOT, status_table
 

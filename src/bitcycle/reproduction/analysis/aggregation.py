@@ -8,12 +8,12 @@ from functools import cache, cached_property
 from pathlib import Path
 from typing import Any, NamedTuple, Optional
 
+from bitcycle.configuration import SCALES
 from bitcycle.reproduction.analysis.collect import CURVES, read_curve
 from bitcycle.reproduction.manifest import Place
 from bitcycle.reproduction.measurement.artifacts import ANALYSES, Result, collected
 from bitcycle.schedule import SCHEDULES, ScheduleOptions
 from bitcycle.sweep.grid import Overrides
-from bitcycle.sweep.registry import SCALES
 
 
 class Group(NamedTuple):

@@ -29,8 +29,11 @@ def row_of(folder: Path) -> dict[str, Any] | None:
     config: Any = OmegaConf.load(folder / "config.yaml")
     last = training[-2:]
     found = read_object(folder / "summary.json").get("found", {})
+    rate = ""
+    if config.model.name == "llama":
+        rate = f" of {config.model.layers} layers at rate {config.training.learning_rate.initial:g}"
     return {
-        "network": config.model.name,
+        "network": config.model.name + rate,
         "width": config.model.get("width", config.model.get("hidden", 16)),
         "data": config.dataset.name,
         "samples": config.dataset.train_samples,

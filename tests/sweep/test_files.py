@@ -67,7 +67,7 @@ STATED = {
     "board/methods": 200,
     "board/underfitting": 55,
     "board/formats": 90,
-    "board/four_bit": 81,
+    "board/four_bit": 75,
     # Ten trainings in two sweeps, as the second begins from the weights of the first.
     "fractrain/table5_pretraining": 2,
     "fractrain/table5": 8,

@@ -43,6 +43,7 @@ def board(*cells: Cell) -> ItemData:
 @pytest.fixture
 def data() -> ItemData:
     return board(
+        cell(2.3, 2.4, 2.5, gbitops=500.0, quantizer="none", training__steps=250),
         cell(2.0, 2.1, 2.2, gbitops=1000.0, quantizer="none"),
         cell(2.1, 2.2, 2.3, gbitops=100.0, quantizer="mx", schedule__q_max=8),
         cell(2.5, 2.6, 2.7, gbitops=50.0, quantizer="mx", schedule__q_max=8, training__steps=250),
@@ -60,6 +61,7 @@ def test_arms_have_names_costs_and_gaps_paired_by_seed(data: ItemData) -> None:
         "NVFP4 recipe, last 5 % float",
         "NVFP4 recipe",
         "NVFP4 recipe without Hadamard",
+        "float, 50 % of the steps",
         "float",
     ]
     assert arms["MXFP8"].cost == pytest.approx(0.1)
@@ -85,5 +87,5 @@ def test_claims_compare_the_recipe_with_one_ingredient_left_out(data: ItemData) 
 
 
 def test_without_float_there_is_no_board(data: ItemData) -> None:
-    cells = data.results.cells[1:]
+    cells = tuple(cell for cell in data.results.cells if cell.setting("quantizer") != "none")
     assert recipes.draw_recipes(replace(data, results=Results("mini", cells))) is None

@@ -1,10 +1,13 @@
 """The board of 4-bit recipes: the gap to float in bits per byte against training cost, and the claims of the recipes' sources.
 
-Static MXFP8 trained for fewer steps is the baseline of equal cost. Claims about single ingredients are tested by the rule of all
+Baselines of equal cost are static MXFP8 and float with fewer steps. Claims about single ingredients are tested by the rule of all
 claims, as a frozen family of their own in results/published/recipes.
 """
 
+from collections.abc import Sequence
 from typing import Any, NamedTuple
+
+from matplotlib.axes import Axes
 
 from bitcycle.picture.layout import panels
 from bitcycle.reproduction.analysis.aggregation import Cell
@@ -23,6 +26,8 @@ from bitcycle.reproduction.figure.table import Table, interval, number, signed
 METRIC = f"{EVALUATED}test_bits_per_byte"
 CLAIMS = "results/published/recipes"
 STATIC = {("fp8", 8): "FP8", ("mx", 8): "MXFP8", ("mx", 4): "MXFP4", ("nvfp4", 4): "NVFP4"}
+BASELINES = ("MXFP8", "float")
+"""Arms that are also trained for fewer steps."""
 RECIPES = {"nvfp4_pretraining": "NVFP4 recipe", "mxfp4_backward": "MXFP4 recipe"}
 INGREDIENTS: dict[str, tuple[str, dict[str, Any]]] = {
     "quantizer.float_share": ("float layers", {"nvfp4_pretraining": 0.15}),
@@ -64,10 +69,9 @@ class Arm(NamedTuple):
 def arm_name(cell: Cell, longest: int) -> str:
     """An arm in words; `longest` is the number of steps of a full run."""
     quantizer, schedule = str(cell.setting("quantizer")), schedule_of(cell)
-    if quantizer == "none":
-        return "float"
     if quantizer not in RECIPES:
-        name, steps = STATIC[quantizer, int(cell.setting("schedule.q_max"))], fact(cell, "steps")
+        steps = fact(cell, "steps")
+        name = "float" if quantizer == "none" else STATIC[quantizer, int(cell.setting("schedule.q_max"))]
         return name if steps == longest else f"{name}, {100 * steps / longest:.0f} % of the steps"
     if schedule in ("RTH", "CR"):
         return f"{schedule} over formats" + (", gradients too" if cell.setting("schedule.gradient_formats") else "")
@@ -86,9 +90,10 @@ def arm_name(cell: Cell, longest: int) -> str:
 def arms_of(data: ItemData) -> list[Arm]:
     """All arms with runs, cheapest first; empty without runs of float."""
     cells = [cell for panel in panels_of(data) for cell in panel.cells]
-    base = next((cell for cell in cells if cell.setting("quantizer") == "none"), None)
-    if base is None:
+    of_float = [cell for cell in cells if cell.runs and cell.setting("quantizer") == "none"]
+    if not of_float:
         return []
+    base = max(of_float, key=lambda cell: fact(cell, "steps"))
     longest, found = fact(base, "steps"), []
     for cell in cells:
         cost, value = cost_against(cell, base), estimate_of(cell, METRIC)
@@ -98,38 +103,52 @@ def arms_of(data: ItemData) -> list[Arm]:
     return sorted(found, key=lambda arm: (arm.cost, arm.name))
 
 
-def draw_recipes(data: ItemData) -> Drawing | None:
-    """Draw the gap of every arm to float against its cost, and the static baseline of equal cost; names are at the right."""
-    arms = [arm for arm in arms_of(data) if arm.gap is not None]
-    if not arms:
-        return None
-    figure, (axes,) = panels(1, width=9.5, height=5.6)
-    for arm in arms:
-        if arm.gap is not None:
-            draw_points(axes, Style("", COLOURS.get(schedule_of(arm.cell), "0.5")), [point(arm.cost, arm.gap)])
-    curve = [(arm.cost, arm.gap.mean) for arm in arms if arm.gap and arm.name.startswith("MXFP8")]
-    axes.plot(*zip(*curve), color="0.35", linestyle="--", linewidth=1)
-    axes.axhline(0, color="black", linewidth=1)
-    ordered = sorted(arms, key=lambda arm: arm.gap.mean if arm.gap else 0.0)
-    for place, arm in enumerate(ordered):
-        colour = COLOURS.get(schedule_of(arm.cell), "0.5")
+def colour_of(arm: Arm) -> str:
+    """The colour of an arm's schedule."""
+    return COLOURS.get(schedule_of(arm.cell), "0.5")
+
+
+def height(arm: Arm) -> float:
+    """The mean gap of an arm to float."""
+    return arm.gap.mean if arm.gap else 0.0
+
+
+def write_names(axes: Axes, arms: Sequence[Arm]) -> None:
+    """Write the names of all arms at the right, in the order of their gaps, each with a line to its point."""
+    for place, arm in enumerate(sorted(arms, key=height)):
         axes.annotate(
             arm.name,
-            (arm.cost, arm.gap.mean if arm.gap else 0.0),
-            (1.02, (place + 0.5) / len(ordered)),
+            (arm.cost, height(arm)),
+            (1.02, (place + 0.5) / len(arms)),
             textcoords="axes fraction",
             fontsize=7,
-            color=colour,
+            color=colour_of(arm),
             va="center",
             annotation_clip=False,
-            arrowprops={"arrowstyle": "-", "color": colour, "linewidth": 0.3, "shrinkA": 0, "shrinkB": 3},
+            arrowprops={"arrowstyle": "-", "color": colour_of(arm), "linewidth": 0.3, "shrinkA": 0, "shrinkB": 3},
         )
-    cost, gap = "bit operations of training relative to float", "bits per byte above float"
-    label_axes(axes, f"{panels_of(data)[0].name}, {data.results.scale} scale: a proxy", cost, gap, 90)
+
+
+def draw_recipes(data: ItemData) -> Drawing | None:
+    """Draw the gap of every arm to float against its cost, and the baselines of equal cost; names are at the right."""
+    arms = arms_of(data)
+    gaps = [(arm, arm.gap) for arm in arms if arm.gap]
+    if not gaps:
+        return None
+    figure, (axes,) = panels(1, width=9.5, height=5.6)
+    for arm, gap in gaps:
+        draw_points(axes, Style("", colour_of(arm)), [point(arm.cost, gap)])
+    for name in BASELINES:
+        curve = [(arm.cost, height(arm)) for arm in arms if arm.name.startswith(name)]
+        axes.plot(*zip(*curve), color="0.35", linestyle="--", linewidth=1)
+    axes.axhline(0, color="black", linewidth=1)
+    write_names(axes, [arm for arm, _ in gaps])
+    words = "bit operations of training relative to float", "bits per byte above float"
+    label_axes(axes, f"{panels_of(data)[0].name}, {data.results.scale} scale: a proxy", *words, 90)
     return Drawing(
         figure,
         "Gap to float on the test text, paired by seed, with 95 % intervals (hollow: one seed, or no"
-        " known deviation); dashed: static MXFP8 trained for fewer steps, the baseline of equal cost."
+        " known deviation); dashed: static MXFP8 and float with fewer steps, the baselines of equal cost."
         f" {data.results.trials}.",
     )
 

@@ -115,6 +115,31 @@ def record(target: Path, function: Callable[..., Any], *arguments: Any) -> None:
     target.write_text(json.dumps(function(*arguments)))
 
 
+def noticed() -> dict[str, Any]:
+    """What the device notes of a few actions, and the errors of those that it refuses."""
+    device = start()
+    x, host = torch.ones(3, device=device), torch.ones(3)
+    noted: dict[str, Callable[[], Any]] = {
+        "blocking": lambda: host.to(device),
+        "not pinned": lambda: host.to(device, non_blocking=True),
+        "pinned": lambda: host.pin_memory().to(device, non_blocking=True),
+        "value": lambda: float(x.sum()),
+        "size": lambda: x.nonzero(),
+        "sum": lambda: x + x,
+        "two devices": lambda: x + host,
+        "float64": lambda: torch.ones(3, dtype=torch.float64, device=device),
+    }
+    found: dict[str, Any] = {}
+    for name, action in noted.items():
+        with DEVICE.watch() as seen:
+            try:
+                action()
+                found[name] = [what.partition(" at ")[0] for what in seen]
+            except (RuntimeError, TypeError) as error:
+                found[name] = str(error)
+    return found
+
+
 def golden_tests() -> int:
     """The exit code of the golden tests on the device, as `bitcycle gpu-day` runs them there, with float64."""
     DEVICE.refuse_float64 = False

@@ -12,7 +12,7 @@ from bitcycle.files import read_csv
 from bitcycle.model import MODELS
 from bitcycle.quantizer import QUANTIZERS
 from bitcycle.schedule import SCHEDULES
-from tests.accelerator.case import golden_tests, outcome, record, self_check
+from tests.accelerator.case import golden_tests, noticed, outcome, record, self_check
 from tests.accelerator.covering import COMPUTING, NETWORKS, OTHER_NETWORKS, PARTS, SCHEDULE_KINDS, outcomes, rows_of
 from tests.accelerator.record import RECORD
 from tests.conftest import _processes
@@ -59,6 +59,19 @@ def test_the_doctor_compares_every_quantizer_with_the_cpu(found_there):
     assert found["state"] == OK and found["text"].startswith("pretended:0 against the CPU")
     assert set(found["values"]["compared"]) == {*QUANTIZERS} - {"none"}
     assert all(compared["share"] == 0 for compared in found["values"]["compared"].values())
+
+
+def test_the_device_notices_what_makes_a_real_one_wait_or_fail(found_there):
+    found = found_there(noticed)
+    assert "tensors of two devices" in found.pop("two devices") and "float64" in found.pop("float64")
+    assert found == {
+        "blocking": ["a blocking copy from the host"],
+        "not pinned": ["a copy from memory that is not pinned"],
+        "pinned": [],
+        "value": ["a value is read"],
+        "size": ["nonzero"],
+        "sum": [],
+    }
 
 
 def test_the_golden_tests_pass_there(found_there):

@@ -293,6 +293,17 @@ def test_a_failing_kind_does_not_stop_the_others(monkeypatch):
     assert [str(error) for _, error in found] == ["out of memory"] * 2
 
 
+def test_a_package_that_the_run_needs_and_that_is_missing(asked, monkeypatch):
+    def measured(plan, budget):
+        raise ModuleNotFoundError("No module named 'sklearn'", name="sklearn")
+
+    monkeypatch.setattr(work, "measure", measured)
+    code, found, _ = asked(*SMALL)
+    step = by_topic(found)["step"]
+    assert code == EXIT_FAILED and step["text"] == "digits: sklearn is not installed"
+    assert step["remedy"].startswith("pip install 'scikit-learn")
+
+
 def test_words_without_a_value():
     with pytest.raises(SettingError, match="write SETTING=VALUE"):
         doctor.parse(["schedule"])

@@ -141,7 +141,12 @@ def measure_kinds(
         assert run.config is not None, "its configuration is valid"
         try:
             yield run, measure(make_plan(run.config), seconds_of_a_kind)
-        except (OSError, RuntimeError, ValueError) as error:  # DataError, RunError, SettingError, and PyTorch's own
+        except (
+            OSError,
+            RuntimeError,
+            ValueError,
+            ImportError,
+        ) as error:  # DataError, RunError, SettingError, and others
             yield run, error
 
 

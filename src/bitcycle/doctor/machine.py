@@ -19,7 +19,7 @@ from bitcycle.device import device_name
 from bitcycle.doctor.finding import PROBLEM, WARNING, Finding, amount
 from bitcycle.errors import RunError
 from bitcycle.layer.codes import support
-from bitcycle.optional_imports import extras, install_command, lacking
+from bitcycle.optional_imports import extras, lacking
 from bitcycle.threads import POLICY, THREADS, WAITING, allowed_cores, quota_cores, scheduled_cores, visible_cores
 from bitcycle.training.environment import describe_environment, instruction_set, processor
 from bitcycle.training.run import choose_device
@@ -195,7 +195,7 @@ def package_findings() -> Iterator[Finding]:
     installed, absent = optional_packages()
     missing = "; ".join(f"{extra} ({', '.join(names)})" for extra, names in absent.items())
     text = f"installed for: {', '.join(installed) or 'nothing'}" + (f"; missing for: {missing}" if missing else "")
-    remedy = "; ".join(f"for {extra}: {install_command(extra)}" for extra in absent)
+    remedy = "pip install the packages of those that you need" if absent else ""
     yield Finding("optional", text, remedy=remedy, values={"installed": installed, "missing": absent})
 
 

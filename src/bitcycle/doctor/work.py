@@ -61,7 +61,7 @@ def run_findings(config: RunConfig) -> Iterator[Finding]:
     except DataError as error:
         yield data_finding([config.dataset], str(error))
         return
-    except (RunError, RuntimeError) as error:
+    except (RunError, RuntimeError, ModuleNotFoundError) as error:
         yield _failure(config.dataset.name, error)
         return
     yield Finding(DATA, f"{config.dataset.name} can be read ({time.start:.0f} s until the first step)")
@@ -85,8 +85,9 @@ def data_finding(options: Sequence[DatasetOptions], problem: str) -> Finding:
 
 
 def _failure(what: str, error: Exception) -> Finding:
-    reason = str(error).split("\n")[0]
-    remedy = "the message says what to change"
+    reason, remedy = str(error).split("\n")[0], "the message says what to change"
+    if isinstance(error, ModuleNotFoundError):
+        reason, _, remedy = (explain_missing(error) or f"{reason}: install {error.name}").partition(": ")
     if isinstance(error, torch.OutOfMemoryError):
         remedy = LESS_MEMORY
     return Finding("step", f"{what}: {reason}", PROBLEM, remedy)

@@ -50,7 +50,6 @@ def run(options: QuantizerOptions, role: str, x: Tensor, number: int, signed: bo
         y.backward(upstream)
         return y.detach(), leaf.grad, []
     module = options.weight(compile) if role == "weight" else options.activation(compile, signed)
-    module.initialise(leaf)
     module.prepare(leaf.detach(), encode_bits(number))
     y = module(leaf, bits)
     y.backward(upstream)

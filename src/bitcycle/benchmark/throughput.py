@@ -54,8 +54,6 @@ def _action(
         gradient = options.gradient(compile).to(device)
         return lambda: gradient.quantize(x, bits, key, key)
     module = getattr(options, role)(compile)
-    if role == "weight":
-        module.initialise(x)
     module = module.to(device).train()
     module.prepare(x, encode_bits(number))
     return lambda: module(x, bits)

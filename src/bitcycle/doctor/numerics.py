@@ -99,7 +99,6 @@ def results(options: QuantizerOptions, role: str, bits: int, device: torch.devic
         (gradient,) = torch.autograd.grad(quantizer(x, encoded, *keys), x, given)
         return {"gradient": gradient.cpu()}
     module = options.weight(compile) if role == "weight" else options.activation(compile)
-    module.initialise(x.detach().cpu())
     module.to(device).prepare(x.detach(), encode_bits(bits))
     y = module(x, encoded)
     trained = dict(module.named_parameters())

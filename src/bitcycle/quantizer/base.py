@@ -91,9 +91,6 @@ class TensorQuantizer(_Quantizer):
             return self(x, bits)
         return torch.stack([self(step, bits) for step in x.unbind(0)])
 
-    def initialise(self, x: Tensor) -> None:
-        """Initialise from the shape and initial values of the weight; called once, when quantizers are attached."""
-
     def prepare(self, x: Tensor, bits: int) -> None:
         """Adapt to x, which will be quantized to `bits` bits (0: float32) from now on.
 

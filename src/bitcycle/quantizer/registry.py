@@ -87,7 +87,6 @@ def quantize(
         key = torch.tensor(int32_key(seed), dtype=torch.int32, device=x.device)
         return options.gradient(compile=False).quantize(x, encoded, key, torch.zeros_like(key))
     module = options.weight(compile=False) if role == "weight" else options.activation(compile=False, signed=signed)
-    module.initialise(x)
     module.to(x.device).prepare(x.detach(), encode_bits(bits))
     y: Tensor = module(x, encoded)
     return y if x.requires_grad else y.detach()

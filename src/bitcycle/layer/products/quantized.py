@@ -57,7 +57,6 @@ class QuantizedLayer(QuantizedProduct):
         self.activation_quantizer = options.activation(compile, context.signed)
         self.bias_quantizer = None if self.bias is None else options.bias(compile)
         self.input_gradient_quantizer = options.input_gradient(compile)
-        self.weight_quantizer.initialise(self.rows_of(self.weight))
         self.observed_bits, self.has_warned = set[int](), False
         self.look_again()
 

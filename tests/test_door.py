@@ -48,8 +48,16 @@ print(reproduction(), *sub_commands(), network(torch.ones(1, 4)).shape)
 
 
 def test_a_run_is_planned_and_trained_without_the_papers(library):
-    assert "GBitOps" in library("-m", "bitcycle", *SHORT, "dry_run=true")
-    assert "run folder" in library("-m", "bitcycle", *SHORT)
+    code = """
+import sys
+from bitcycle import cli
+sys.argv[0] = "bitcycle"
+for more in (["dry_run=true"], []):
+    sys.argv[1:] = [*settings, *more]
+    assert cli.main() == 0
+"""
+    printed = library("-c", f"settings = {SHORT}\n{code}")
+    assert "bits w/a/g x steps" in printed and "run folder" in printed
 
 
 def test_a_sweep_of_ones_own_ends_with_a_plain_table_without_the_papers(library):

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from omegaconf import DictConfig, OmegaConf
-from omegaconf.errors import MissingMandatoryValue, OmegaConfBaseException
+from omegaconf.errors import OmegaConfBaseException
 
 from bitcycle.dataset import DATASETS, DatasetOptions
 from bitcycle.hardware import HARDWARE, HardwareOptions
@@ -82,7 +82,8 @@ def read_config(config: DictConfig) -> RunConfig:
     for key, value in _undeclared(config, ""):
         raise unknown_setting(key, value)
     try:
-        run: RunConfig = _to_settings(config, "")
+        values: Any = OmegaConf.to_container(config, resolve=True)
+        run: RunConfig = _to_settings(config, values, "")
     except OmegaConfBaseException as error:
         raise SettingError(str(error.full_key or "configuration"), "?", str(error.msg), "correct this value") from error
     for group, options in GROUPS.items():
@@ -154,24 +155,18 @@ def _undeclared(node: DictConfig, prefix: str) -> Iterator[tuple[str, Any]]:
             yield from _undeclared(child, f"{name}.")
 
 
-def _to_settings(node: DictConfig, path: str) -> Any:
-    """A configuration node as an instance of its dataclass; errors name the full key."""
-    values: dict[str, Any] = {}
-    for key in map(str, node):
-        full_key = f"{path}.{key}".lstrip(".")
-        try:
-            value = node[key]
-        except MissingMandatoryValue:
-            raise SettingError(full_key, MISSING, "is not given and has no default", f"set {full_key}=...") from None
-        if OmegaConf.is_dict(value) and OmegaConf.get_type(value) is not dict:
-            value = _to_settings(value, full_key)
-        elif OmegaConf.is_config(value):
-            value = OmegaConf.to_container(value, resolve=True)
-        values[key] = value
+def _to_settings(node: DictConfig, values: dict[str, Any], path: str) -> Any:
+    """A configuration node with these plain values as an instance of its dataclass; errors name the full key."""
     kind = OmegaConf.get_type(node)
     if kind is None or not dataclasses.is_dataclass(kind):
         problem = "is not one of the known options of this group"
         raise SettingError(path, values, problem, f"give a name, as in {path}=NAME")
+    for key, value in values.items():
+        full_key = f"{path}.{key}".lstrip(".")
+        if value == MISSING:
+            raise SettingError(full_key, MISSING, "is not given and has no default", f"set {full_key}=...")
+        if isinstance(value, dict) and OmegaConf.get_type(node, key) is not dict:
+            values[key] = _to_settings(node[key], value, full_key)
     try:
         return kind(**values)
     except SettingError as error:

@@ -60,8 +60,11 @@ def networks_table(record: dict[str, Any]) -> str:
 
 
 def _cell(values: dict[str, float]) -> str:
-    spread = f"{values['ratio_low']:.2f}-{values['ratio_high']:.2f}"
-    return f"{values['ratio']:.2f} ({spread}), memory {values['peak_ratio']:.2f}"
+    return f"{_ratio(values)}, memory {values['peak_ratio']:.2f}"
+
+
+def _ratio(values: dict[str, float]) -> str:
+    return f"{values['ratio']:.2f} ({values['ratio_low']:.2f}-{values['ratio_high']:.2f})"
 
 
 def quantizers_table(record: dict[str, Any]) -> str:
@@ -82,10 +85,15 @@ def contention_table(found: dict[str, Any]) -> str:
     cores, runs = found["cores"], found["runs_at_once"]
     busy = f"beside {cores} busy processes on {cores} cores, times alone (fair share: 2)"
     header = ["network", "a step alone", busy, f"{runs} runs at once, times alone (fair share: {runs})"]
-    rows = (
-        (f"`{name}`", f"{times['alone_ms']:.0f} ms", f"{times['busy']:.2f}", f"{times['at_once']:.2f}")
+    rows = [
+        (
+            f"`{name}`",
+            f"{times['alone']['ms']:.0f} ms",
+            *(_ratio(times[how]) for how in ("busy", "at_once")),
+            f"{times['others']:.1f}",
+        )
         for name, times in found["networks"].items()
-    )
+    ]
     return markdown_table(header, rows)
 
 

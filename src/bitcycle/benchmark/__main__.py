@@ -95,7 +95,9 @@ def measure(chosen: argparse.Namespace, keep: Callable[[dict[str, Any]], None]) 
 
 def check(chosen: argparse.Namespace, path: Path) -> int:
     """Compare with the record; return 1 if something is slower, 2 if this hardware has no record of these networks."""
-    expected = read_object(path).get("networks", {})
+    expected: dict[str, Any] = {}
+    for record in sorted(path.parent.glob(f"{path.stem}*.json")):
+        expected |= read_object(record).get("networks", {})
     chosen.networks = [name for name in chosen.networks if name in expected]
     if not chosen.networks:
         remedy = f"first record this hardware with make bench BENCH=--threads={chosen.threads}"

@@ -37,7 +37,7 @@ def tables(record: dict[str, Any]) -> str:
 def conditions(record: dict[str, Any]) -> str:
     """Hardware, versions, date, clock and load of the machine."""
     environment, load = record["environment"], record["load_average"]
-    instructions = environment.get("instructions", "").upper()
+    instructions = environment.get("instructions", "").replace("avx", "AVX").replace("vnni", "VNNI")
     busy = f"load average {load['before'][0]:.1f} before, {load['after'][0]:.1f} after"
     return (
         f"{environment['processor']}{f', {instructions}' if instructions else ''}, threads: {environment['threads']},"
@@ -64,7 +64,8 @@ def _cell(values: dict[str, float]) -> str:
 
 
 def _ratio(values: dict[str, float]) -> str:
-    return f"{values['ratio']:.2f} ({values['ratio_low']:.2f}-{values['ratio_high']:.2f})"
+    spread = f" ({values['ratio_low']:.2f}-{values['ratio_high']:.2f})" if "ratio_low" in values else ""
+    return f"{values['ratio']:.2f}{spread}"
 
 
 def quantizers_table(record: dict[str, Any]) -> str:
@@ -84,16 +85,13 @@ def contention_table(found: dict[str, Any]) -> str:
     """Table of the time of a step beside other work, relative to one alone."""
     cores, runs = found["cores"], found["runs_at_once"]
     busy = f"beside {cores} busy processes on {cores} cores, times alone (fair share: 2)"
-    header = ["network", "a step alone", busy, f"{runs} runs at once, times alone (fair share: {runs})"]
-    rows = [
-        (
-            f"`{name}`",
-            f"{times['alone']['ms']:.0f} ms",
-            *(_ratio(times[how]) for how in ("busy", "at_once")),
-            f"{times['others']:.1f}",
-        )
-        for name, times in found["networks"].items()
-    ]
+    together = f"{runs} runs at once, times alone (fair share: {runs})"
+    header = ["network", "a step alone", busy, together, "cores that other programs used beside the step alone"]
+    rows = []
+    for name, times in found["networks"].items():
+        others = f"{times['others']:.1f}" if "others" in times else ""
+        ratios = (_ratio(times[how]) for how in ("busy", "at_once"))
+        rows.append((f"`{name}`", f"{times['alone']['ms']:.0f} ms", *ratios, others))
     return markdown_table(header, rows)
 
 

@@ -47,10 +47,12 @@ def processor(device: torch.device) -> str:
 
 def instruction_set() -> str:
     """The widest instructions of this CPU that products use: `avx512 vnni` (8-bit products), `avx512`, `avx2`, or `` elsewhere.
-    Processors of one name can differ in them."""
+    Processors of one name can differ in them, and PyTorch can be told to use others."""
     flags = set((cpu_entry("flags") or "").split())
     found = {"avx512 vnni": "avx512_vnni", "avx512": "avx512f", "avx2": "avx2"}
-    return next((name for name, flag in found.items() if flag in flags), "")
+    widest = next((name for name, flag in found.items() if flag in flags), "")
+    told = os.environ.get("ATEN_CPU_CAPABILITY", widest)
+    return widest if widest.startswith(told) else f"{told} forced on a CPU with {widest}"
 
 
 def commit() -> str | None:

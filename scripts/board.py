@@ -1,11 +1,11 @@
-"""Excerpts of the board's page for README.md and results/notes/board.md."""
+"""Excerpts of the boards' pages for README.md, docs/formats.md and results/notes/board.md."""
 
 from __future__ import annotations
 
 import re
 from pathlib import Path
 
-from bitcycle.files import read_csv
+from bitcycle.files import markdown_table, read_csv
 
 ROOT = Path(__file__).parent.parent
 PAGE = ROOT / "results" / "figures" / "board" / "methods.md"
@@ -35,3 +35,18 @@ def board_list(name: str) -> str:
         cost = row["cost relative to static 8 bits"]
         found[verdict].append(f"{row['method']} ({gap}, {between}; cost {cost}, n = {row['n']})")
     return "\n".join(f"- **{name}**: {'; '.join(methods) or 'none'}." for name, methods in found.items())
+
+
+def recipes_board() -> str:
+    """The arms of the board of 4-bit recipes with their gaps to float, then the claims of the recipes' sources with verdicts."""
+    rows = read_csv(PAGE.with_name("four_bit.csv"), missing_ok=True)
+    arms, claims = ([row for row in rows if row.get(name)] for name in ("arm", "claim"))
+    if not arms:
+        return "No run of this board is recorded yet: nothing is known about the benefit of an ingredient or schedule."
+    shown = "arm", "steps", "bits per byte", "n", "gap to float", "95 % interval", "cost relative to float"
+    judged = "claim", "source", "verdict", "with minus without, bits per byte", "95 % interval", "n", "remark"
+    tables = [
+        markdown_table(names, [[row[name] for name in names] for row in found])
+        for names, found in ((shown, arms), (judged, claims))
+    ]
+    return f"{arms[0]['scale']} scale; n is the number of seeds.\n\n{tables[0]}\n\n{tables[1]}"

@@ -27,7 +27,7 @@ from bitcycle.reproduction.analysis.claim_functions import relative_cost
 from bitcycle.reproduction.analysis.collect import SUMMARY
 from bitcycle.reproduction.analysis.labels import group_of
 from bitcycle.schedule import SCHEDULES, SUITE, Static, schedule
-from board import board, board_list
+from board import board, board_list, recipes_board
 from claim_tables import (
     claims_table,
     decided_list,
@@ -391,6 +391,7 @@ GENERATED: dict[str, Callable[[], str]] = {
     "quantizers": quantizers_table,
     "formats": formats_table,
     "format costs": format_costs_table,
+    "recipes": recipes_board,
     "costs": costs_line,
     "evaluation": evaluation_table,
     "support": support_table,
@@ -418,7 +419,7 @@ DOCUMENTS = {
     ROOT / "docs" / "schedules.md": ("schedules",),
     ROOT / "docs" / "quantizers.md": ("quantizers",),
     ROOT / "docs" / "doctor.md": ("doctor",),
-    ROOT / "docs" / "formats.md": ("formats", "format costs"),
+    ROOT / "docs" / "formats.md": ("recipes", "formats", "format costs"),
     ROOT / "docs" / "cost-models.md": ("costs",),
     ROOT / "docs" / "own-models.md": ("evaluation", "support"),
     ROOT / "docs" / "results.md": ("verdicts", "null families", "results"),

@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+import importlib
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 
+from bitcycle.files import write_csv
 from bitcycle.reproduction.analysis.aggregation import Cell, Results
 from bitcycle.reproduction.analysis.contrast import Pool
 from bitcycle.reproduction.analysis.items import Item
 from bitcycle.reproduction.figure import recipes
 from bitcycle.reproduction.figure.data import ItemData
+from bitcycle.reproduction.figure.table import as_records
 from tests.conftest import ROOT
 from tests.reproduction.figures_cases import made_up
 
@@ -84,6 +88,20 @@ def test_claims_compare_the_recipe_with_one_ingredient_left_out(data: ItemData) 
     assert row["n"] == "2" and len(claims) == 7  # the first look, at half of the planned seeds
     untested = next(row for claim, row in claims.items() if "15 %" in claim)
     assert untested["with minus without, bits per byte"] == ""
+
+
+def test_the_page_about_formats_shows_arms_and_verdicts(
+    data: ItemData, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.syspath_prepend(str(ROOT / "scripts"))
+    excerpts = importlib.import_module("board")
+    monkeypatch.setattr(excerpts, "PAGE", tmp_path / "methods.md")
+    assert excerpts.recipes_board().startswith("No run of this board is recorded yet")
+    records = as_records(recipes.tables(data))
+    write_csv(tmp_path / "four_bit.csv", list(dict.fromkeys(name for row in records for name in row)), records)
+    text = excerpts.recipes_board()
+    assert "| NVFP4 recipe without Hadamard | 500 | 2.51 | 3 | +0.413 |" in text
+    assert text.count("arXiv 2509.25149") == 5 and text.count("arXiv 2502.20586") == 2
 
 
 def test_without_float_there_is_no_board(data: ItemData) -> None:

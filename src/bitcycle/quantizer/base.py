@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from bitcycle import distributed
 from bitcycle.precision import FLOAT, Precision
-from bitcycle.quantizer.autograd import backward_only, straight_through, twice_differentiable
+from bitcycle.quantizer.autograd import backward_only, straight_through, twice_differentiable, with_gradient
 from bitcycle.quantizer.codes import Codes, GradientCodes, WeightCodes
 from bitcycle.quantizer.compile_utils import kernel
 from bitcycle.quantizer.layout import flat, unflat
@@ -47,7 +47,7 @@ class TensorQuantizer(_Quantizer):
     samples_are_independent = False
     """Whether in evaluation mode the result for a sample is independent of the other samples."""
     steps_are_independent = False
-    """Whether the result for a time step of a sequence depends only on this step, without changing state."""
+    """Whether a sequence is quantized as one tensor, as if its time steps were samples."""
     non_negative = False
     """Whether negative inputs are clipped. A layer with negative inputs calls `accept_signed`."""
     fixed_range: tuple[float, float] | None = None
@@ -124,6 +124,19 @@ class TensorQuantizer(_Quantizer):
     def penalty(self, bits: Tensor) -> Tensor | None:
         """A term that training adds to the loss, or None."""
         return None
+
+
+class FunctionQuantizer(TensorQuantizer):
+    """A function of a tensor and its bits, straight-through or with a `gradient` as of `with_gradient`; not compiled."""
+
+    def __init__(self, function: Callable[..., Tensor], gradient: Callable[..., Tensor] | None = None) -> None:
+        super().__init__()
+        self.function, self.gradient = function, gradient
+
+    def forward(self, x: Tensor, bits: Tensor) -> Tensor:
+        if self.gradient is None:
+            return straight_through(self.function, x, bits)
+        return with_gradient(self.function, self.gradient, x, bits)
 
 
 class GradientQuantizer(_Quantizer):

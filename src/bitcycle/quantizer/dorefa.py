@@ -25,7 +25,7 @@ from torch import Tensor
 from bitcycle import distributed
 from bitcycle.quantizer.affine import keyed_noise
 from bitcycle.quantizer.autograd import gradient_inside, with_gradient
-from bitcycle.quantizer.base import GradientQuantizer, QuantizerOptions, TensorQuantizer
+from bitcycle.quantizer.base import FunctionQuantizer, GradientQuantizer, QuantizerOptions, TensorQuantizer
 from bitcycle.quantizer.compile_utils import kernel
 from bitcycle.quantizer.layout import computable, flat, samples, unflat
 from bitcycle.quantizer.sbm import SbmActivation
@@ -86,13 +86,6 @@ def quantize_gradient(gradient: Tensor, bits: Tensor, *keys: Tensor | None) -> T
     return torch.where(bits > 0, quantized, gradient)
 
 
-class DorefaWeight(TensorQuantizer):
-    """Weights mapped by tanh, one range per layer. Not compiled, as tanh and sums would differ in the last bit."""
-
-    def forward(self, x: Tensor, bits: Tensor) -> Tensor:
-        return with_gradient(quantize_weight, weight_gradient, x, bits)
-
-
 class DorefaActivation(TensorQuantizer):
     """Activations clipped to [0, 1] and rounded; signed ones use SBM's quantizer."""
 
@@ -149,8 +142,10 @@ class Dorefa(QuantizerOptions):
     def bits(self, role: str) -> range:
         return range(1, 17)
 
-    def weight(self, compile: bool) -> DorefaWeight:
-        return DorefaWeight()
+    def weight(self, compile: bool) -> TensorQuantizer:
+        return FunctionQuantizer(
+            quantize_weight, weight_gradient
+        )  # compiled, tanh and sums would differ in the last bit
 
     def activation(self, compile: bool, signed: bool = False) -> TensorQuantizer:
         return SbmActivation(compile=compile) if signed else DorefaActivation(compile)

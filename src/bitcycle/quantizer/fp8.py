@@ -88,6 +88,7 @@ class Scaling(Formatted):
 class Fp8Quantizer(Scaling, TensorQuantizer):
     """Weights or activations with one scale, straight-through."""
 
+    steps_are_independent = True  # a sequence has one scale
     last: Tensor | None = None
     """The magnitude that scaled the last call of a forward pass, for its recomputation."""
 
@@ -101,9 +102,6 @@ class Fp8Quantizer(Scaling, TensorQuantizer):
 
     def rounded(self, x: Tensor, bits: Tensor) -> Tensor:
         return self.quantized(x, bits)
-
-    def quantize_sequence(self, x: Tensor, bits: Tensor) -> Tensor:
-        return self(x, bits)
 
 
 class Fp8Gradient(Scaling, GradientQuantizer):

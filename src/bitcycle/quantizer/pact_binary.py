@@ -24,7 +24,7 @@ import torch
 from torch import Tensor, nn
 
 from bitcycle.quantizer.autograd import gradient_inside, with_gradient
-from bitcycle.quantizer.base import QuantizerOptions, TensorQuantizer
+from bitcycle.quantizer.base import FunctionQuantizer, QuantizerOptions, TensorQuantizer
 from bitcycle.quantizer.compile_utils import kernel
 from bitcycle.quantizer.layout import flat, unflat
 from bitcycle.settings import SettingError
@@ -94,14 +94,9 @@ def binarize(weight: Tensor, bits: Tensor) -> Tensor:
     return torch.where((bits > 0) & weight.isfinite(), torch.where(weight > 0, 1.0, -1.0).to(weight.dtype), weight)
 
 
-class BinaryWeight(TensorQuantizer):
-    """Signs of the latent weights."""
-
-    def forward(self, x: Tensor, bits: Tensor) -> Tensor:
-        return with_gradient(binarize, self._gradient, x, bits)
-
-    def _gradient(self, gradient: Tensor, x: Tensor, bits: Tensor) -> Tensor:
-        return gradient_inside(gradient, x, -1, 1, bits)
+def binary_gradient(gradient: Tensor, weight: Tensor, bits: Tensor) -> Tensor:
+    """The gradient where |weight| <= 1, else 0; at 0 bits the gradient. Any shape, kept."""
+    return gradient_inside(gradient, weight, -1, 1, bits)
 
 
 @dataclass
@@ -115,8 +110,8 @@ class PactBinary(QuantizerOptions):
     def bits(self, role: str) -> range:
         return range(0) if role == "gradient" else range(1, 2)
 
-    def weight(self, compile: bool) -> BinaryWeight:
-        return BinaryWeight()
+    def weight(self, compile: bool) -> TensorQuantizer:
+        return FunctionQuantizer(binarize, binary_gradient)
 
     def activation(self, compile: bool, signed: bool = False) -> PactActivation:
         if signed:

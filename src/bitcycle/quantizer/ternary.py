@@ -26,7 +26,7 @@ import torch
 from torch import Tensor, nn
 
 from bitcycle.quantizer.autograd import with_gradient
-from bitcycle.quantizer.base import TensorQuantizer
+from bitcycle.quantizer.base import FunctionQuantizer, TensorQuantizer
 from bitcycle.quantizer.layout import computable
 from bitcycle.quantizer.uniform import UniformActivationOptions
 
@@ -46,13 +46,6 @@ def ternarize(weight: Tensor, bits: Tensor) -> Tensor:
     return torch.where((bits > 0) & weight.isfinite(), values, weight)
 
 
-class TernaryWeight(TensorQuantizer):
-    """Symmetric ternary weights, with one threshold and scale per layer from the current weights."""
-
-    def rounded(self, x: Tensor, bits: Tensor) -> Tensor:
-        return ternarize(x, bits)
-
-
 @dataclass
 class Ternary(UniformActivationOptions):
     """Options of symmetric ternary weights."""
@@ -62,8 +55,8 @@ class Ternary(UniformActivationOptions):
     def bits(self, role: str) -> range:
         return range(2, 3) if role == "weight" else super().bits(role)
 
-    def weight(self, compile: bool) -> TernaryWeight:
-        return TernaryWeight()
+    def weight(self, compile: bool) -> TensorQuantizer:
+        return FunctionQuantizer(ternarize)
 
 
 def ternary_signs(weight: Tensor) -> Tensor:

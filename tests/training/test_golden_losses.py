@@ -14,6 +14,7 @@ from tests.conftest import golden_json
 from tests.golden_losses import METHODS, STEPS, arithmetic, losses
 
 GOLDEN_LOSSES = golden_json("losses")
+pytestmark = pytest.mark.usefixtures("codes_everywhere")  # so are those of the file
 
 
 @pytest.fixture(scope="module")

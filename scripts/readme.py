@@ -48,6 +48,8 @@ README = ROOT / "README.md"
 COSTS = ROOT / "results" / "published_costs.md"
 SHOWN = ("float32", "static 8", "CR 3-8", "RTH 3-8")
 """Settings in the table of results, named as by `bits_of`."""
+STEP_GOAL = 1.6
+"""Largest time of a step of a 4-bit recipe relative to float32 that we aim at."""
 DOCTOR = ROOT / "results" / "doctor.json"
 GRIDS = ROOT / "docs" / "pictures" / "formats.png"
 PICTURE = ROOT / "results" / "pictures" / "schedules.png"
@@ -299,6 +301,20 @@ def difference_in_words(finals: Mapping[str, float], reference: Mapping[str, flo
     return f"{statistics.fmean(differences):+.2f}{error} (n = {len(differences)})"
 
 
+def recipe_times() -> str:
+    """The time of a step of each format and recipe relative to float32, and whether it meets the goal."""
+    lines = []
+    for path in sorted((ROOT / "results" / "benchmark").glob("*.json")):
+        record = read_json(path)
+        for variant, times in record.get("networks", {}).get("llama", {"variants": {}})["variants"].items():
+            if variant != "float":
+                met = "met" if times["ratio"] <= STEP_GOAL else "missed"
+                lines.append((record["environment"]["processor"], variant, f"{times['ratio']:.2f}", met))
+    return markdown_table(
+        ("processor, one thread", "formats", "step relative to float32", f"goal of {STEP_GOAL}"), lines
+    )
+
+
 def pilot_table() -> str:
     """The pilot runs used to choose the regime."""
     titles = (
@@ -392,6 +408,7 @@ GENERATED: dict[str, Callable[[], str]] = {
     "formats": formats_table,
     "format costs": format_costs_table,
     "recipes": recipes_board,
+    "recipe times": recipe_times,
     "costs": costs_line,
     "evaluation": evaluation_table,
     "support": support_table,
@@ -419,7 +436,7 @@ DOCUMENTS = {
     ROOT / "docs" / "schedules.md": ("schedules",),
     ROOT / "docs" / "quantizers.md": ("quantizers",),
     ROOT / "docs" / "doctor.md": ("doctor",),
-    ROOT / "docs" / "formats.md": ("recipes", "formats", "format costs"),
+    ROOT / "docs" / "formats.md": ("recipes", "recipe times", "formats", "format costs"),
     ROOT / "docs" / "cost-models.md": ("costs",),
     ROOT / "docs" / "own-models.md": ("evaluation", "support"),
     ROOT / "docs" / "results.md": ("verdicts", "null families", "results"),

@@ -130,17 +130,14 @@ class Settings:
     def __post_init__(self) -> None:
         types = _types(type(self))  # type: ignore[arg-type]
         for field in dataclasses.fields(self):
-            self._read_yaml_words(field)
-            _check_type(field, getattr(self, field.name), types[field.name])
-            _check_choice(field, getattr(self, field.name))
-            _check_bounds(field, getattr(self, field.name))
+            value = getattr(self, field.name)
+            if str(value).lower() in ("true", "false") and "true" in (field.metadata.get("choices") or ()):
+                value = str(value).lower()  # YAML and Hydra parse these choices as booleans
+                setattr(self, field.name, value)
+            _check_type(field, value, types[field.name])
+            _check_choice(field, value)
+            _check_bounds(field, value)
         self.validate()
-
-    def _read_yaml_words(self, field: dataclasses.Field[Any]) -> None:
-        """Turn booleans back into words, as YAML and Hydra parse the choices true and false as booleans."""
-        value = getattr(self, field.name)
-        if str(value).lower() in ("true", "false") and "true" in (field.metadata.get("choices") or ()):
-            setattr(self, field.name, str(value).lower())
 
     def validate(self) -> None:
         """Check constraints between fields; override to add some."""

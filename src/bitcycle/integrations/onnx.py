@@ -114,7 +114,8 @@ def export_onnx(model: nn.Module, path: str | Path, *inputs: Tensor, **options: 
             _use_nodes(layer, layer.precision.precision)
         try:
             if "dynamic_shapes" not in options:
-                options["dynamic_shapes"], inputs = tuple(map(_any_shape, inputs)), _of_several(inputs)
+                any_shape = (dict.fromkeys(range(x.dim()), torch.export.Dim.AUTO) for x in inputs)
+                options["dynamic_shapes"], inputs = tuple(any_shape), _of_several(inputs)
             program = torch.onnx.export(model, inputs, dynamo=True, verbose=False, **options)
         except torch.onnx.OnnxExporterError as error:
             name = ", ".join({layer.quantizer_options.name: "" for layer in layers})
@@ -127,10 +128,6 @@ def export_onnx(model: nn.Module, path: str | Path, *inputs: Tensor, **options: 
     found = [torch.from_numpy(output) for output in session.run(None, feeds)]
     tensors = [leaf for leaf in tree_leaves(expected) if isinstance(leaf, Tensor)]
     return max(float((ours - theirs.cpu()).abs().max()) for ours, theirs in zip(found, tensors, strict=True))
-
-
-def _any_shape(x: Tensor) -> dict[int, Any]:
-    return dict.fromkeys(range(x.dim()), torch.export.Dim.AUTO)
 
 
 def _of_several(inputs: tuple[Tensor, ...]) -> tuple[Tensor, ...]:

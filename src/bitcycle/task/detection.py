@@ -99,7 +99,9 @@ class Detection(Task):
             boxes = decode(offsets, _anchors_of(batch))
             for row, size in enumerate(batch.sizes):
                 found = self.detect(boxes[row], scores[row], size)
-                seen.append((number, Detections(*(part.cpu() for part in found)), self._truth(batch, row)))
+                there = batch.labels[row] != NOTHING
+                truth = Truth(batch.boxes[row][there].cpu(), batch.labels[row][there].cpu())
+                seen.append((number, Detections(*(part.cpu() for part in found)), truth))
         # the order of a single process: by batch, then by process
         for _, found, truth in sorted(distributed.all_items(seen), key=lambda image: image[0]):
             coco.update([found._asdict()], [truth._asdict()])
@@ -111,11 +113,6 @@ class Detection(Task):
             **{f"{split}_{name}": round(100 * max(0.0, float(value)), 4) for name, value in percent.items()},
             f"{split}_loss": float(mean_loss.compute()),
         }
-
-    def _truth(self, batch: DetectionBatch, row: int) -> Truth:
-        """The objects in an image."""
-        there = batch.labels[row] != NOTHING
-        return Truth(batch.boxes[row][there].cpu(), batch.labels[row][there].cpu())
 
     def detect(self, boxes: Tensor, scores: Tensor, size: tuple[int, int]) -> Detections:
         """The detections in an image of `size` without padding, from boxes [A, 4] and scores [A, K] of all anchors."""

@@ -9,6 +9,7 @@ Schedules are pure numbers and imported eagerly; everything that needs PyTorch i
 """
 
 from importlib import import_module
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from bitcycle.precision import Precision
@@ -23,7 +24,7 @@ if TYPE_CHECKING:
     from bitcycle.layer import PrecisionController, conversion_report, float_state_dict, quantize_model
     from bitcycle.layer.conversion.finalize import finalize, load_finalized
     from bitcycle.quantizer import quantize
-    from bitcycle.training.finished_run import load_run
+    from bitcycle.training.finished_run import FinishedRun
 
 __version__ = "0.1.0"
 
@@ -48,11 +49,27 @@ _HOMES = {
     "finalize": "bitcycle.layer.conversion.finalize",
     "float_state_dict": "bitcycle.layer",
     "load_finalized": "bitcycle.layer.conversion.finalize",
-    "load_run": "bitcycle.training.finished_run",
     "quantize": "bitcycle.quantizer",
     "quantize_model": "bitcycle.layer",
 }
 """Public name -> the package it is imported from on first use."""
+
+
+def load_run(path: str | Path, data_root: str | None = None, phase: int | None = None) -> "FinishedRun":
+    """Load a finished run of the command line with its trained network.
+
+    Args:
+        path: run folder, which ends in seed=N.
+        data_root: data root, if it has moved.
+        phase: from 1, to load the weights from which the next phase started; None: the weights at the end of the run.
+
+    Raises:
+        RunError: if the folder has no finished run, or the weights of the phase were not kept.
+        DataError: if data are needed and missing.
+    """
+    from bitcycle.training import finished_run  # imports what composes configurations
+
+    return finished_run.load_run(path, data_root, phase)
 
 
 def __getattr__(name: str) -> Any:

@@ -1,11 +1,13 @@
 """Training steps of several networks on synthetic data, float and quantized in several variants."""
 
 from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
 from types import MappingProxyType
 from typing import Any, NamedTuple
 
 import torch
 import torch.nn.functional as F
+import yaml
 from torch import Tensor, nn
 
 from bitcycle.benchmark.measure import interleaved, peak_bytes, summarise
@@ -40,27 +42,10 @@ class Variant(NamedTuple):
     """Options of the schedule."""
 
 
-VARIANTS = {
-    "float": Variant(quantizer="none"),
-    "static 8": Variant(),
-    "static 8, codes": Variant(compute="codes"),
-    "static 8, codes, recompute": Variant(compute="codes", recompute=True),
-    "RTH 3-8": Variant(schedule="RTH"),
-    "RTH 3-8, codes": Variant(schedule="RTH", compute="codes"),
-    "DFQ": Variant(schedule="dfq"),
-    "DFQ, chosen": Variant(schedule="dfq", backward="chosen"),
-}
-LEVELS = ["nvfp4", "mxfp6", "mxfp8"]
-RECIPES = {
-    "float": Variant(quantizer="none"),
-    "static mxfp8": Variant("mx"),
-    "static mxfp4": Variant("mx", options={"q_max": 4}),
-    "static nvfp4": Variant("nvfp4", options={"q_max": 4}),
-    "nvfp4_pretraining at 4 bits": Variant("nvfp4_pretraining", options={"q_max": 4}),
-    "mxfp4_backward": Variant("mxfp4_backward", "mxfp4_backward"),
-    "CR, nvfp4 to mxfp8": Variant("nvfp4_pretraining", "CR", options={"formats": LEVELS, "gradient_formats": LEVELS}),
-}
-"""Recipes of 4-bit training and the formats in them."""
+VARIANTS, RECIPES = (
+    {name: Variant(**values) for name, values in several.items()}
+    for several in yaml.safe_load(Path(__file__).with_name("variants.yaml").read_text()).values()
+)
 
 
 class Network(NamedTuple):

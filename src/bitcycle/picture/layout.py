@@ -12,6 +12,7 @@ matplotlib.use("Agg")
 import matplotlib.pyplot as plt
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
+from matplotlib.transforms import Bbox
 from PIL import Image
 
 plt.style.use(Path(__file__).with_name("bitcycle.mplstyle"))
@@ -48,6 +49,9 @@ def render(figure: Figure) -> dict[str, bytes]:
     png, reduced, svg = io.BytesIO(), io.BytesIO(), io.BytesIO()
     figure.savefig(png, format="png", dpi=110, metadata=UNDATED[".png"])
     figure.set_layout_engine("none")  # already laid out
+    for axes in figure.axes:  # to the same place however many figures the process drew before
+        place = (round(float(part), 9) for part in axes.get_position(original=True).bounds)
+        axes.set_position(Bbox.from_bounds(*place))
     colours = Image.open(png).convert("RGB").quantize(256, dither=Image.Dither.NONE)
     colours.save(reduced, "png", optimize=True)
     figure.savefig(svg, format="svg", metadata=UNDATED[".svg"])

@@ -7,6 +7,7 @@ import pytest
 import scipy.stats
 import yaml
 
+from bitcycle.picture.layout import render
 from bitcycle.reproduction.analysis.aggregation import Cell, Results
 from bitcycle.reproduction.analysis.items import PAPERS, Item
 from bitcycle.reproduction.analysis.statistics import over_seeds
@@ -235,3 +236,13 @@ def test_only_what_has_changed_is_drawn(tmp_path, monkeypatch):
     assert make_once([2]) == first and len(drawn) == 2, "a file that was changed is restored"
     assert write_picture("x", [3], tmp_path / "x", lambda: None) is None
     assert not (tmp_path / "x.png").exists(), "no picture of results that are gone"
+
+
+def test_rounding_errors_of_the_layout_do_not_change_a_picture():
+    """The solver numbers its variables on through a process: claims.svg depended on how many pictures were drawn before it."""
+    pictures = set()
+    for error in (0.0, 3e-14):
+        figure = plt.figure(figsize=(2, 2))
+        figure.add_axes((0.2 + error, 0.2, 0.7, 0.7)).plot([0, 1], [0, 1])
+        pictures.add(render(figure)[".svg"])
+    assert len(pictures) == 1

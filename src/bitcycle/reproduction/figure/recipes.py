@@ -37,7 +37,7 @@ INGREDIENTS: dict[str, tuple[str, dict[str, Any]]] = {
     "quantizer.stochastic_operands": ("stochastic operands", {"mxfp4_backward": True}),
     "quantizer.headroom": ("headroom", {"mxfp4_backward": True}),
 }
-"""Option -> its name, and its value in each recipe that has it."""
+"""Option -> its name, and its value in each recipe that has it. An arm without several has the name of the first."""
 SHARE = 0.18
 """Share of the run after the late switch of the recipe."""
 COLOURS = {"static": "0.35", "late_switch": "#0072b2", "mxfp4_backward": "#d55e00", "RTH": "#009e73", "CR": "#009e73"}
@@ -80,7 +80,7 @@ def arm_name(cell: Cell, longest: int) -> str:
         for option, (name, values) in INGREDIENTS.items()
         if quantizer in values and cell.setting(option) != values[quantizer]
     ]
-    words = RECIPES[quantizer] + (f" without {' and '.join(missing)}" if missing else "")
+    words = RECIPES[quantizer] + (f" without {missing[0]}" if missing else "")
     if schedule == "static":
         return f"{words} without late switch"
     share = float(cell.setting("schedule.share", SHARE)) if schedule == "late_switch" else SHARE
@@ -125,7 +125,7 @@ def write_names(axes: Axes, arms: Sequence[Arm]) -> None:
             color=colour_of(arm),
             va="center",
             annotation_clip=False,
-            arrowprops={"arrowstyle": "-", "color": colour_of(arm), "linewidth": 0.3, "shrinkA": 0, "shrinkB": 3},
+            arrowprops={"arrowstyle": "-", "color": colour_of(arm), "linewidth": 0.3, "shrinkB": 3, "relpos": (0, 0.5)},
         )
 
 

@@ -24,9 +24,11 @@ LONG = [*FAST, "cpp/test_operators.py", "layer/test_codes.py", "layer/test_layer
     ],
 )
 @pytest.mark.skipif(platform.machine() not in ("x86_64", "AMD64"), reason="instructions of x86 processors")
-def test_without_avx512(files, options):
-    """PyTorch's kernels round otherwise there, which the operators must do, too, or not be used."""
+def test_without_avx512(files, options, tmp_path):
+    """PyTorch's kernels round otherwise there, which the operators must do, too, or not be used. PyTorch keeps compiled kernels
+    without noting that instructions were forced: these have a folder of their own."""
+    environment = os.environ | AVX2 | {"TORCHINDUCTOR_CACHE_DIR": str(tmp_path)}
     command = [sys.executable, "-m", "pytest", "-q", "-x", "-p", "no:cacheprovider", *options]
     names = [f"tests/{file}" for file in files]
-    done = subprocess.run([*command, *names], cwd=ROOT, env=os.environ | AVX2, capture_output=True, text=True)
+    done = subprocess.run([*command, *names], cwd=ROOT, env=environment, capture_output=True, text=True)
     assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-2000:]

@@ -30,8 +30,10 @@ class CodeBatchNorm2d(TrainedBatchNorm2d):
     """A torch.nn.BatchNorm2d in a network that computes codes."""
 
     def operator(self, x: Tensor) -> Callable[..., Tensor] | None:
-        functions = library() if apply_to(x) else None
-        return None if functions is None else functions.batch_norm
+        functions = library()
+        if functions is None:
+            return super().operator(x)
+        return functions.batch_norm if apply_to(x) else None
 
 
 _Recipe = Callable[[], Tensor]
@@ -103,5 +105,5 @@ class MaskSavingReLU(RecordingReLU):
         return _MaskSavingRelu.apply(x, self.inplace, self.compile_kernel)
 
     def operator(self, x: Tensor, added: Tensor | None) -> Callable[..., Tensor] | None:
-        functions = library()
-        return functions.relu_after_norm if functions is not None and super().operator(x, added) is not None else None
+        functions, found = library(), super().operator(x, added)
+        return found if functions is None or found is None else functions.relu_after_norm

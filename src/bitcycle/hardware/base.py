@@ -16,14 +16,12 @@ PASSES = ("forward", "error", "weight_gradient")
 PUBLISHED_IMAGES = 64_000 * 128
 """Images that CPT and FracTrain count for every CIFAR and ImageNet run (cost-models, inferred from their tables)."""
 
-_RULES = ("count", "images", "float_layers", "input_gradient")
-_CONVENTIONS = {
-    "actual": ("conv_linear", "actual", "float32", "needed"),
-    "better": ("weights_only", "actual", "schedule", "all"),
-    "cpt": ("with_bn", "published", "schedule", "all"),
-    "fractrain": ("with_bn_relu", "published", "schedule", "all"),
+CONVENTIONS = {
+    "actual": {"count": "conv_linear", "images": "actual", "float_layers": "float32", "input_gradient": "needed"},
+    "better": {"count": "weights_only", "images": "actual", "float_layers": "schedule", "input_gradient": "all"},
+    "cpt": {"count": "with_bn", "images": "published", "float_layers": "schedule", "input_gradient": "all"},
+    "fractrain": {"count": "with_bn_relu", "images": "published", "float_layers": "schedule", "input_gradient": "all"},
 }
-CONVENTIONS = {name: dict(zip(_RULES, values)) for name, values in _CONVENTIONS.items()}
 """Paper -> its counting rules: operations, number of images, bits of float layers, and layers with an error product."""
 
 

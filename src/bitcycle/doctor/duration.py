@@ -23,7 +23,7 @@ MOST_MACS = 1e11
 """Multiply-accumulates of a timed step on a CPU, about ten seconds on two cores; larger batches are timed in part."""
 FORWARD_SHARE = 1 / 3
 """Share of the forward pass in the time of a training step: it has one of three products."""
-MEASURED_EVALUATION = 5.0
+MEASURED_EVALUATION = 2.5
 """Longest evaluation in seconds, as estimated, that is measured."""
 
 
@@ -114,8 +114,7 @@ def _evaluation(trainer: Trainer, step: float) -> float:
     def evaluate() -> None:
         trainer.evaluate(ProgressBar(1, 0, enabled=False))
 
-    if estimated < MEASURED_EVALUATION / 2:
-        evaluate()  # imports metrics
+    evaluate()  # imports metrics
     return timed(evaluate, trainer.device, "wall")
 
 

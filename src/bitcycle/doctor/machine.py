@@ -20,7 +20,7 @@ from bitcycle.doctor.finding import PROBLEM, WARNING, Finding, amount
 from bitcycle.errors import RunError
 from bitcycle.layer.codes import support
 from bitcycle.optional_imports import extras, lacking
-from bitcycle.threads import POLICY, THREADS, WAITING, allowed_cores, quota_cores, scheduled_cores, visible_cores
+from bitcycle.threads import POLICY, THREADS, WAITING, allowed_cores
 from bitcycle.training.environment import describe_environment, instruction_set, processor
 from bitcycle.training.run import choose_device
 
@@ -140,9 +140,8 @@ def threads_finding() -> Finding:
     threads, cores = torch.get_num_threads(), allowed_cores()
     waiting = {name: os.environ.get(name, "") for name in (POLICY, *WAITING)}
     set_here = ", ".join(f"{name}={value}" for name, value in waiting.items() if value) or "spinning, the default"
-    limits = {"visible": visible_cores(), "scheduled": scheduled_cores(), "quota": quota_cores()}
     text = f"{threads} threads on {cores} allowed cores (of {os.cpu_count()}); waiting: {set_here}"
-    values = {"threads": threads, "allowed": cores, **limits, "waiting": waiting}
+    values = {"threads": threads, "allowed": cores, "waiting": waiting}
     if threads <= cores:
         return Finding("threads", text, values=values)
     remedy = f"set {THREADS}={cores}, or unset it: more threads than cores wait for each other at every operation"
@@ -164,8 +163,7 @@ def memory_finding() -> Finding:
     if available is None:
         return Finding("memory", "unknown on this system")
     text = f"{available / GIB:.1f} GiB of main memory available"
-    remedy = f"close other programs; {LESS_MEMORY}"
-    return amount("memory", text, available, LEAST_MEMORY, ENOUGH_MEMORY, remedy)
+    return amount("memory", text, available, LEAST_MEMORY, ENOUGH_MEMORY, f"close other programs; {LESS_MEMORY}")
 
 
 def disk_finding(what: str, folder: Path, choice: str) -> Finding:

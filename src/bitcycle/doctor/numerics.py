@@ -7,7 +7,6 @@ tensor's largest magnitude, and a share of TOLERATED may differ.
 """
 
 from collections.abc import Iterator
-from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -24,55 +23,45 @@ SHAPES = {"weight": (32, 16, 3, 3), "activation": (16, 32, 8, 8), "gradient": (1
 """Role -> shape of the tensor that is quantized."""
 
 
-class Comparison(NamedTuple):
-    """The largest share of differing elements of one quantizer's tensors, and the role and bits where it was found."""
-
-    quantizer: str
-    share: float
-    where: str
-
-
 def numerics_findings(device: torch.device) -> Iterator[Finding]:
     """Yield a finding on all quantizers that compute on the device as expected, and one for each that does not."""
-    compared, alone = [], []
+    on_cpu = device.type == "cpu"
+    way = "C++ operators against PyTorch's" if on_cpu else f"{device} against the CPU"
+    shares: dict[str, float] = {}
+    alone, wrong = [], []
     for name, preset in QUANTIZERS.items():
         options = preset()
         if isinstance(options, NoQuantizer):
             continue
         source = operators_of(options)
-        if device.type == "cpu" and (source is None or operators(source) is None):
+        if on_cpu and (source is None or operators(source) is None):
             alone.append(name)  # PyTorch's operators are all that there is
             continue
         try:
-            compared.append(compare(name, options, device))
+            shares[name], where = compare(options, device)
         except (RuntimeError, TypeError) as error:  # the latter for float64 on Metal
-            yield _unsupported(name, error, device)
-    way = "C++ operators against PyTorch's" if device.type == "cpu" else f"{device} against the CPU"
-    wrong = [one for one in compared if one.share > TOLERATED]
-    values = {one.quantizer: {"share": one.share, "where": one.where} for one in compared}
-    right = [one.quantizer for one in compared if one.share <= TOLERATED]
+            text = f"cannot run on {device}: {str(error).splitlines()[0]}"
+            wrong.append(Finding(f"quantizer {name}", text, WARNING, f"use another quantizer or {ELSEWHERE}"))
+            continue
+        if shares[name] > TOLERATED:
+            text = f"{shares[name]:.1%} of the elements of {where} differ; {way}"
+            remedy = f"results from here would be wrong: set {WITHOUT_OPERATORS if on_cpu else ELSEWHERE}; report this"
+            wrong.append(Finding(f"quantizer {name}", text, PROBLEM, remedy))
+    right = [name for name, share in shares.items() if share <= TOLERATED]
     rest = f"; PyTorch's operators only: {', '.join(alone)}" if alone else ""
     text = f"{way}, forward and backward: equal for {', '.join(right) or 'none'}{rest}"
-    yield Finding("quantizers", text, values={"compared": values, "not_compared": alone})
-    for one in wrong:
-        text = f"{one.quantizer}: {one.share:.1%} of the elements of {one.where} differ; {way}"
-        remedy = (
-            "results from here would be wrong: update PyTorch and the driver, use training.device=cpu, and report this"
-        )
-        if device.type == "cpu":
-            remedy = "results from here would be wrong: set training.compile=false, and report this"
-        yield Finding(f"quantizer {one.quantizer}", text, PROBLEM, remedy, values[one.quantizer])
+    yield Finding("quantizers", text, values={"shares": shares, "not_compared": alone})
+    yield from wrong
 
 
-def _unsupported(name: str, error: Exception, device: torch.device) -> Finding:
-    reason = str(error).split("\n")[0]
-    remedy = "use another quantizer or training.device=cpu; a newer PyTorch may have what is missing"
-    return Finding(f"quantizer {name}", f"cannot run on {device}: {reason}", WARNING, remedy)
+WITHOUT_OPERATORS = "training.compile=false"
+ELSEWHERE = "training.device=cpu, or update PyTorch and the driver"
 
 
-def compare(name: str, options: QuantizerOptions, device: torch.device) -> Comparison:
-    """Compare all roles of a quantizer at its fewest, middle and most bits up to 8 with PyTorch's operators on the CPU."""
-    found = Comparison(name, 0.0, "")
+def compare(options: QuantizerOptions, device: torch.device) -> tuple[float, str]:
+    """The largest share of elements that differ from those of PyTorch's operators on the CPU, and where: over all roles of a
+    quantizer, at its fewest, middle and most bits up to 8."""
+    largest = (0.0, "")
     for role in ROLES:
         offered = [bits for bits in options.bits(role) if bits <= 8]
         for bits in sorted({offered[0], offered[len(offered) // 2], offered[-1]} if offered else ()):
@@ -80,9 +69,8 @@ def compare(name: str, options: QuantizerOptions, device: torch.device) -> Compa
             computed = results(options, role, bits, device, compile=device.type == "cpu")
             for what, values in expected.items():
                 share = differing(computed[what], values)
-                if share > found.share:
-                    found = Comparison(name, share, f"the {role}'s {what} at {bits} bits")
-    return found
+                largest = max(largest, (share, f"the {role}'s {what} at {bits} bits"))
+    return largest
 
 
 def results(options: QuantizerOptions, role: str, bits: int, device: torch.device, compile: bool) -> dict[str, Tensor]:

@@ -94,16 +94,13 @@ def _failure(what: str, error: Exception) -> Finding:
 
 
 def time_finding(plan: Plan, time: RunTime) -> Finding:
-    """Seconds of a step and of an evaluation, and the hours that they make; of a begun run, those left."""
-    status = plan.folder.read_status()
-    done = 1.0 if plan.state() == "done" else status.get("step", 0) / max(status.get("total_steps", 0), 1)
-    hours, left = time.total / 3600, time.total * (1 - min(done, 1.0)) / 3600
+    """Seconds of a step and of an evaluation, and the hours that they make."""
+    hours = time.total / 3600
     text = f"{_seconds(time.step)} a step, {_seconds(time.evaluation)} an evaluation: {in_words(hours)} for the run"
-    text += f", {in_words(left)} of them left" if done else ""
     if time.timed_samples < plan.epoch.samples_per_step:
         text += f" (extrapolated from steps of {time.timed_samples} samples)"
     memory = f"; {time.memory / 2**30:.1f} GiB on the device" if time.memory else ""
-    return Finding("time", text + memory, values={**time._asdict(), "hours": hours, "hours_left": left})
+    return Finding("time", text + memory, values={**time._asdict(), "hours": hours})
 
 
 def _seconds(value: float) -> str:

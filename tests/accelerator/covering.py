@@ -59,7 +59,7 @@ OTHER_NETWORKS = {
     "vgg16": ["model=vgg16", *LARGER_IMAGES],
     "custom": ["model=custom", "model.target=tests.accelerator.covering:small", *DIGITS],
     "timm": ["model=timm", "model.architecture=test_resnet", *DIGITS],
-    "timm attention": ["model=timm", "model.architecture=test_vit", "model.image_size=32", *LARGER_IMAGES],
+    "timm attention": ["model=timm", "model.architecture=test_vit", *LARGER_IMAGES],
     "gru_hlhlp": [*WORDS, "model=gru_hlhlp"],
     "lstm_awd": [*WORDS, "model=lstm_awd", "model.embedding=6"],
     "llama": [*BLOCKS, "model=llama"],
@@ -125,7 +125,11 @@ class Row(NamedTuple):
     def settings(self) -> list[str]:
         """Its overrides, of which later ones count."""
         own = QUANTIZER_SCHEDULES.get(self.quantizer, ["schedule=CR", *CYCLES])
-        scheduled = own if self.schedule == OWN else [f"schedule={self.schedule}", *SCHEDULE_KINDS[self.schedule]]
+        scheduled = (
+            [*own, "training.steps=4"]
+            if self.schedule == OWN
+            else [f"schedule={self.schedule}", *SCHEDULE_KINDS[self.schedule]]
+        )
         found = [*(NETWORKS | OTHER_NETWORKS)[self.network], *FEW, f"quantizer={self.quantizer}", *scheduled]
         if self.format:
             bits = BLOCK_FORMATS[self.format].bits

@@ -13,7 +13,16 @@ from bitcycle.model import MODELS
 from bitcycle.quantizer import QUANTIZERS
 from bitcycle.schedule import SCHEDULES
 from tests.accelerator.case import golden_tests, noticed, outcome, record, self_check
-from tests.accelerator.covering import COMPUTING, NETWORKS, OTHER_NETWORKS, PARTS, SCHEDULE_KINDS, outcomes, rows_of
+from tests.accelerator.covering import (
+    COMPUTING,
+    NETWORKS,
+    OTHER_NETWORKS,
+    PARTS,
+    SCHEDULE_KINDS,
+    outcomes,
+    rows,
+    rows_of,
+)
 from tests.accelerator.record import RECORD
 from tests.conftest import _processes
 from tests.settings import RESUME, run_of
@@ -105,6 +114,7 @@ def test_the_pairs_leave_nothing_out():
 
 
 def test_the_record_of_the_documents_is_complete_and_without_errors():
-    rows = read_csv(RECORD)
-    assert [row["case"] for row in rows] == list(RESUME)
-    assert all(not row["error"] and row["same"] == "True" for row in rows)
+    recorded = {row["case"]: row for row in read_csv(RECORD)}
+    assert [*recorded] == [*RESUME, *(row.name for part in range(PARTS) for row in rows(part))]
+    assert not any(row["error"] for row in recorded.values())
+    assert all(recorded[case]["same"] == "True" for case in RESUME)

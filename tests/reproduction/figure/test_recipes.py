@@ -3,18 +3,22 @@
 from __future__ import annotations
 
 import importlib
-from dataclasses import replace
+import json
+from dataclasses import asdict, replace
 from pathlib import Path
 
 import pytest
 
 from bitcycle.files import write_csv
-from bitcycle.reproduction.analysis.aggregation import Cell, Results
-from bitcycle.reproduction.analysis.contrast import Pool
+from bitcycle.reproduction.analysis.aggregation import Cell, Results, Run
+from bitcycle.reproduction.analysis.claims import read_claims
+from bitcycle.reproduction.analysis.contrast import Pool, select
 from bitcycle.reproduction.analysis.items import Item
 from bitcycle.reproduction.figure import recipes
 from bitcycle.reproduction.figure.data import ItemData
 from bitcycle.reproduction.figure.table import as_records
+from bitcycle.reproduction.manifest import read_manifest
+from bitcycle.sweep.composition import composing
 from tests.conftest import ROOT
 from tests.reproduction.figures_cases import made_up
 
@@ -102,6 +106,28 @@ def test_the_page_about_formats_shows_arms_and_verdicts(
     text = excerpts.recipes_board()
     assert "| NVFP4 recipe without Hadamard | 500 | 2.51 | 3 | +0.413 |" in text
     assert text.count("arXiv 2509.25149") == 5 and text.count("arXiv 2502.20586") == 2
+
+
+def test_arms_of_the_sweep_have_distinct_names_and_claims_their_two_arms(data: ItemData) -> None:
+    run = data.results.runs[0]
+    cells = []
+    with composing(ROOT / "conf") as compose:
+        for place in read_manifest(ROOT / "results" / "manifest" / "board" / "four_bit.csv"):
+            if place.scale == "mini" and not place.superseded:
+                settings = json.loads(json.dumps(asdict(compose(dict(place.ours))), default=str))
+                row = {**run.row, "total_steps": str(settings["training"]["steps"])}
+                cells.append(Cell(dict(place.paper), dict(place.ours), (Run(row, settings),)))
+    names = [recipes.arm_name(cell, 1000) for cell in cells]
+    assert len(set(names)) == len(names) == 25
+    compared = {
+        recipes.arm_name(left_out, 1000): [recipes.arm_name(cell, 1000) for cell in select(cells, claim.where, claim.a)]
+        for claim in read_claims(ROOT / recipes.CLAIMS)
+        for left_out in select(cells, claim.where, claim.b)
+    }
+    without = ("float layers", "Hadamard", "square scales", "stochastic rounding", "late switch")
+    nvfp4 = {f"NVFP4 recipe without {name}": ["NVFP4 recipe"] for name in without}
+    mxfp4 = {f"MXFP4 recipe without {name}": ["MXFP4 recipe"] for name in ("Hadamard", "stochastic rounding")}
+    assert compared == nvfp4 | mxfp4
 
 
 def test_without_float_there_is_no_board(data: ItemData) -> None:

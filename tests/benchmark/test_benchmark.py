@@ -136,3 +136,8 @@ def test_a_check_finds_what_became_slower(tmp_path, monkeypatch, capsys):
     with pytest.raises(SystemExit, match="2"):
         command.main()
     assert "has none of these networks" in capsys.readouterr().out, "all networks were measured instead"
+    write(tmp_path / "one-avx2-1-threads-words.json", {"networks": {"lstm": networks(1.0)["resnet20"]}})
+    monkeypatch.setattr(command, "measure", lambda chosen, keep: {"networks": {"lstm": networks(1.2)["resnet20"]}})
+    with pytest.raises(SystemExit, match="1"):
+        command.main()
+    assert "lstm, static 8: 1.20" in capsys.readouterr().out, "a second record of this hardware was not read"

@@ -143,7 +143,7 @@ def test_exit_codes():
 
 def test_operators_are_compiled_at_the_same_time(monkeypatch):
     together = threading.Barrier(len(machine.SOURCES), timeout=60)
-    monkeypatch.setattr(machine, "compiled", lambda source, instructions: together.wait())
+    monkeypatch.setattr(machine, "load", lambda source, instructions: together.wait())
     assert machine.compiler_finding().state == OK
 
 
@@ -171,7 +171,7 @@ def test_no_compiler(monkeypatch):
     def fails(source, instructions=()):
         raise OSError("no C++ compiler (g++) found")
 
-    monkeypatch.setattr(machine, "compiled", fails)
+    monkeypatch.setattr(machine, "load", fails)
     found = machine.compiler_finding()
     assert found.state == WARNING and "install g++" in found.remedy
     assert "no C++ compiler" in found.text

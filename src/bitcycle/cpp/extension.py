@@ -46,15 +46,10 @@ def operators(source: Path, instructions: tuple[str, ...] = ()) -> Any | None:
 
 def load(source: Path, instructions: tuple[str, ...] = ()) -> None:
     """Compile a C++ file if necessary, and register its operators. Raises OSError with the reason if that is impossible."""
-    torch.ops.load_library(str(compiled(source, instructions)))
-
-
-def compiled(source: Path, instructions: tuple[str, ...] = ()) -> Path:
-    """The library of a C++ file, compiled if necessary. Raises OSError with the reason if that is impossible."""
     missing = set(instructions) - _cpu_instructions()
     if missing:
         raise OSError(f"this CPU lacks {', '.join(sorted(missing))}")
-    return _compiled(source)
+    torch.ops.load_library(str(_compiled(source)))
 
 
 @functools.cache

@@ -13,7 +13,7 @@ from typing import Any
 import torch
 
 from bitcycle.cache import cache_folder
-from bitcycle.cpp.extension import compiled
+from bitcycle.cpp.extension import load
 from bitcycle.cpp.operators import AFFINE, BLOCK
 from bitcycle.device import device_name
 from bitcycle.doctor.finding import PROBLEM, WARNING, Finding, amount
@@ -127,12 +127,9 @@ SOURCES: dict[Path, tuple[str, ...]] = {support.SOURCE: support.INSTRUCTIONS, AF
 
 
 def why_not_loaded(operators: tuple[Path, tuple[str, ...]]) -> str:
-    """Why the operators of a file that needs these instructions cannot be compiled; empty if they can.
-
-    Nothing is loaded: PyTorch's registration of operators is not safe in several threads at once.
-    """
+    """Why the operators of a file that needs these instructions cannot be loaded; empty if they are."""
     try:
-        compiled(*operators)
+        load(*operators)
     except OSError as error:
         return str(error)
     return ""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import os
 import platform
 import subprocess
@@ -9,6 +10,7 @@ import sys
 
 import pytest
 
+from bitcycle.cpp import extension
 from tests.conftest import ROOT
 
 AVX2 = {"ATEN_CPU_CAPABILITY": "avx2", "ONEDNN_MAX_CPU_ISA": "AVX2", "OMP_NUM_THREADS": "1"}
@@ -32,3 +34,9 @@ def test_without_avx512(files, options, tmp_path):
     names = [f"tests/{file}" for file in files]
     done = subprocess.run([*command, *names], cwd=ROOT, env=environment, capture_output=True, text=True)
     assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-2000:]
+
+
+def test_the_other_tests_run_with_the_instructions_of_this_cpu():
+    importlib.import_module("tests.cpp.without_avx512")  # as pytest's search for doctests does
+    assert "-march=native" in extension._FLAGS
+    assert extension._cpu_instructions() == set(extension.cpu_entry("flags", "Features").split())

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import json
 from dataclasses import asdict
 
 import pytest
 from omegaconf import OmegaConf
 
+from bitcycle.errors import RunError
 from bitcycle.training.finished_run import read_run_config
 from bitcycle.training.naming import run_hash, run_path
 from tests.conftest import configure
@@ -93,3 +95,9 @@ def test_recorded_settings_that_no_longer_exist_are_left_out(digits):
     run.folder.path.mkdir(parents=True)
     run.folder.config.write_text(OmegaConf.to_yaml(recorded))
     assert asdict(read_run_config(run.folder)) == asdict(run.config)
+    run.folder.summary.write_text(json.dumps({"hash": run_hash(run.config)}))
+    assert asdict(read_run_config(run.folder)) == asdict(run.config)
+    run.folder.summary.write_text(json.dumps({"hash": "0123456789"}))  # what a value other than the default leads to
+    named = r"among quantizer\.bifurcate, schedule\.range_test\.start_bits\. Use the version"
+    with pytest.raises(RunError, match=named):
+        read_run_config(run.folder)

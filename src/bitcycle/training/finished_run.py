@@ -1,7 +1,7 @@
 """A finished run, loaded from its folder: configuration and trained network at the precision of the last evaluation, and its
 loss and error on images."""
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -25,6 +25,7 @@ from bitcycle.precision import FLOAT, Precision
 from bitcycle.recipe.weight_averaging import estimate_statistics
 from bitcycle.settings import SettingError
 from bitcycle.task.classification import ClassificationOptions
+from bitcycle.training.naming import run_hash
 from bitcycle.training.plan import Plan, make_plan
 from bitcycle.training.run_folder import RunFolder
 
@@ -70,28 +71,32 @@ class FinishedRun:
 
 def read_run_config(folder: RunFolder, data_root: str | None = None) -> RunConfig:
     """Read the configuration of a run from `config.yaml` in its folder, with another `data_root` if given. Raises RunError if
-    the file cannot be read, or was written by an incompatible version."""
+    the file cannot be read, or if settings that no longer exist affected the result of the run."""
     try:
         loaded: Any = OmegaConf.load(folder.config)
         kinds = {group: OmegaConf.structured(options[loaded[group].name].kind) for group, options in GROUPS.items()}
         declared: Any = OmegaConf.merge(OmegaConf.structured(RunConfig), kinds)
-        _remove_former(loaded, declared)
+        former = sorted(_remove_former(loaded, declared))
         merged: Any = OmegaConf.merge(declared, loaded)
         config = read_config(merged)
     except (OSError, KeyError, AttributeError, OmegaConfBaseException, SettingError) as error:
         problem = f"{folder.config} cannot be read ({type(error).__name__}: {error})"
         raise RunError(f"{problem}. Give the folder of a finished run; its name ends with seed=N.") from error
+    if former and run_hash(config) != folder.read_summary().get("hash", run_hash(config)):
+        problem = f"{folder.config} has settings that no longer exist and changed the result, among {', '.join(former)}"
+        raise RunError(f"{problem}. Use the version of bitcycle that trained it; environment.json names its commit.")
     return config if data_root is None else replace(config, data_root=data_root)
 
 
-def _remove_former(config: DictConfig, declared: DictConfig) -> None:
-    """Remove the settings of a recorded run that no longer exist, which no recorded run had set."""
+def _remove_former(config: DictConfig, declared: DictConfig, prefix: str = "") -> Iterator[str]:
+    """Remove the settings of a recorded run that no longer exist, and yield their names."""
     for name in list(config):
         value, known = config.get(name), declared.get(name)
         if name not in declared.keys():  # noqa: SIM118  (`in` does not find those without a default)
             del config[name]
+            yield f"{prefix}{name}"
         elif isinstance(value, DictConfig) and isinstance(known, DictConfig):
-            _remove_former(value, known)
+            yield from _remove_former(value, known, f"{prefix}{name}.")
 
 
 def load_run(path: str | Path, data_root: str | None = None, phase: int | None = None) -> FinishedRun:

@@ -86,9 +86,11 @@ class CodeProduct:
         )
 
     def pays(self, x: Tensor) -> bool:
-        """Whether a training step of the layer on codes takes less time on this CPU than one on floats; decided by the shape of
-        x. A single C++ operator (gradients.py) loses if the weight, which is encoded anew in each step, is large for so few
-        samples; otherwise there must be enough products for each element that is encoded, decoded or corrected."""
+        """Whether a training step on codes takes less time on this CPU than one on floats, by the shape of the layer's input x.
+
+        The weight is encoded anew in each step: with one C++ operator (gradients.py), codes pay unless it is large for the number
+        of samples. Otherwise they pay if there are many multiplications for each element that is encoded, decoded or corrected.
+        """
         if (found := self._pays.get(x.shape)) is None:
             weight, outputs = self.layer.weight, self.output_elements(x)
             elements = x.numel() + outputs

@@ -86,7 +86,8 @@ def contention_table(found: dict[str, Any]) -> str:
     cores, runs = found["cores"], found["runs_at_once"]
     busy = f"beside {cores} busy processes on {cores} cores, times alone (fair share: 2)"
     together = f"{runs} runs at once, times alone (fair share: {runs})"
-    header = ["network", "a step alone", busy, together, "cores that other programs used beside the step alone"]
+    alone = "a step alone, wall time with the threads that the command chooses"
+    header = ["network", alone, busy, together, "cores that other programs used beside the step alone"]
     rows = []
     for name, times in found["networks"].items():
         others = f"{times['others']:.1f}" if "others" in times else ""

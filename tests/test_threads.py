@@ -19,8 +19,10 @@ from bitcycle.threads import (
     THREADS,
     WAITING,
     allowed_cores,
+    announced,
     choose_threads,
     quota_cores,
+    runs_beside,
     share_of,
     users_threads,
 )
@@ -113,6 +115,61 @@ def test_a_share_is_not_chosen_anew_by_the_run_that_got_it(monkeypatch):
     assert os.environ[THREADS] == "2"
 
 
+ANNOUNCE = (
+    "from bitcycle.threads import announced; context = announced(); context.__enter__(); print(flush=True); input()"
+)
+
+
+@pytest.fixture
+def folder(tmp_path, monkeypatch):
+    monkeypatch.setenv("TMPDIR", str(tmp_path))
+    monkeypatch.setattr("tempfile.tempdir", None)
+
+
+@contextmanager
+def another(code: str = ANNOUNCE):
+    process = subprocess.Popen([sys.executable, "-c", code], text=True, stdin=subprocess.PIPE, stdout=subprocess.PIPE)
+    try:
+        assert process.stdout is not None and process.stdout.readline()
+        yield process
+    finally:
+        process.kill()
+        process.communicate()
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="affinities of other processes are Linux's")
+def test_runs_on_the_same_cores_are_counted(folder, monkeypatch):
+    with announced():
+        assert runs_beside() == 0, "none but this one"
+        with another() as first, another():
+            assert runs_beside() == 2
+            first.communicate("\n")
+            assert runs_beside() == 1
+            monkeypatch.setenv("SLURM_CPUS_PER_TASK", "2")
+            assert runs_beside() == 0, "a job has cores of its own"
+            monkeypatch.delenv("SLURM_CPUS_PER_TASK")
+        assert runs_beside() == 0, "it was killed"
+
+
+@pytest.mark.skipif(sys.platform != "linux" or len(os.sched_getaffinity(0)) < 2, reason="affinities are Linux's")
+def test_runs_on_other_cores_are_not_counted(folder):
+    first, *_ = own = os.sched_getaffinity(0)
+    with another(f"import os; os.sched_setaffinity(0, {{{first}}}); {ANNOUNCE}"):
+        assert runs_beside() == 1
+        os.sched_setaffinity(0, own - {first})
+        try:
+            assert runs_beside() == 0
+        finally:
+            os.sched_setaffinity(0, own)
+
+
+def test_announcing_needs_no_folder(tmp_path, monkeypatch):
+    (tmp_path / "file").touch()
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path / "file"))
+    with announced():
+        assert runs_beside() == 0
+
+
 @pytest.mark.parametrize("module", ["bitcycle.benchmark", "bitcycle.sweep.status"])
 def test_a_module_run_by_its_name_is_a_command(module, tmp_path):
     """A module that is run imports PyTorch when it begins, here one that reports the variables."""
@@ -185,10 +242,12 @@ def test_the_quota_of_a_container(files, cores, tmp_path):
 def test_the_benchmark_measures_runs_beside_others(monkeypatch):
     """Ratios are those of a round, and what other programs used is what the run alone did not."""
     calls: list[int] = []
-    durations, used = iter([0.010, 0.022, 0.031, 0.020, 0.050, 0.064]), iter([0.0, 7.0, 10.0, 13.0])
+    started: list[int] = []
+    durations, used = iter([0.010, 0.009, 0.022, 0.031, 0.020, 0.020, 0.050, 0.064]), iter([0.0, 7.0, 10.0, 13.0])
 
     @contextmanager
-    def runs(name, number):
+    def runs(name, number, waiting=None):
+        started.append(number)
         yield list(range(number))
 
     def steps(runs, seconds):
@@ -203,8 +262,10 @@ def test_the_benchmark_measures_runs_beside_others(monkeypatch):
     monkeypatch.setattr(contention, "_cpu_seconds", lambda: next(used))
     monkeypatch.setattr(contention.time, "perf_counter", lambda: next(clock))
     found = contention.measure_contention(["resnet8"], rounds=2, seconds=0)["networks"]["resnet8"]
-    assert calls == [1, 1, 3] * 2
-    assert [round(found[name]["ratio"], 6) for name in ("alone", "busy", "at_once")] == [1.0, 2.35, 3.15]
+    assert calls == [1, 1, 1, 3] * 2
+    assert started == [1, 1, 3], "runs that start together share the cores, one alone has them all"
+    ratios = [round(found[name]["ratio"], 6) for name in ("alone", "spinning", "busy", "at_once")]
+    assert ratios == [1.0, 0.95, 2.35, 3.15]
     assert found["alone"]["ms"] == 15
     assert found["others"] == 1.0
 
@@ -218,3 +279,4 @@ def test_a_step_beside_others_takes_a_fair_share(monkeypatch):
     if found["others"] > 0.2:
         pytest.skip(f"other programs use {found['others']} cores")
     assert all(found[name]["ratio"] <= limit for name, limit in contention.LIMITS.items()), found
+    assert found["spinning"]["ratio"] >= contention.LEAST_SPINNING, found

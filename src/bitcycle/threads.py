@@ -2,20 +2,29 @@
 
 PyTorch starts a thread per core, and a thread that waits spins: GNU OpenMP tries 300,000 times before it sleeps. On a core that
 another program needs, too, spinning costs its whole share of time, so that a step on a busy machine took up to thirty times as
-long as on an idle one. A bounded number of tries keeps the speed alone (`bitcycle bench` measures both; docs/speed.md).
+long as on an idle one. A thread that sleeps too soon, in turn, needs so long to wake up (on a virtual machine above all) that the
+others gain nothing. A number of tries between the two keeps the speed alone; and as threads of several runs on the same cores
+mostly wait for each other whatever the number, a run that starts beside others takes its share of the cores only
+(`bitcycle bench` measures it; docs/speed.md).
 
 Only commands choose: `import bitcycle` in another program leaves the environment alone. A variable that is set already wins,
 unless another command of bitcycle has set it: a job may start on another machine than the command that submits it.
 """
 
+import getpass
 import math
 import os
 import re
 import sys
+import tempfile
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 
+from bitcycle.files import try_lock
+
 THREADS = "OMP_NUM_THREADS"
-WAITING = {"GOMP_SPINCOUNT": "1000", "KMP_BLOCKTIME": "1"}
+WAITING = {"GOMP_SPINCOUNT": "20000", "KMP_BLOCKTIME": "1"}
 """Bounded waiting of GNU OpenMP (number of tries) and of LLVM's and Intel's (milliseconds)."""
 POLICY = "OMP_WAIT_POLICY"
 """The standard's variable; if it is set, waiting is left to it."""
@@ -58,7 +67,45 @@ def share_of(runs: int) -> dict[str, str]:
     chosen a number of threads."""
     if runs < 2 or users_threads() is not None:
         return {}
-    return {THREADS: str(max(1, allowed_cores() // runs))}
+    return {THREADS: str(fair_share(runs))}
+
+
+def fair_share(runs: int) -> int:
+    """Threads of each of several runs on the allowed cores, at least one."""
+    return max(1, allowed_cores() // runs)
+
+
+@contextmanager
+def announced() -> Iterator[None]:
+    """Let runs that start meanwhile on this machine count this process (`runs_beside`); a killed process is not counted."""
+    file = _announcements() / str(os.getpid())
+    with ExitStack() as stack:
+        with suppress(OSError):  # not to be counted only costs time
+            file.parent.mkdir(exist_ok=True)
+            try_lock(stack.enter_context(open(file, "w")))
+            stack.callback(file.unlink, missing_ok=True)
+        yield
+
+
+def runs_beside() -> int:
+    """Other announced processes of this user that may compute on cores of this one; 0 in a scheduler's job, which has cores of
+    its own, and where affinities are unknown (macOS, Windows)."""
+    if scheduled_cores() is not None or not hasattr(os, "sched_getaffinity"):
+        return 0
+    own, found = os.sched_getaffinity(0), 0
+    for file in _announcements().glob("[0-9]*"):
+        if file.name == str(os.getpid()):
+            continue
+        with suppress(OSError), open(file) as stream:  # it may end meanwhile
+            if try_lock(stream, shared=True):  # it was killed
+                file.unlink()
+            else:
+                found += bool(own & os.sched_getaffinity(int(file.name)))
+    return found
+
+
+def _announcements() -> Path:
+    return Path(tempfile.gettempdir()) / f"bitcycle-runs-{os.getuid() if hasattr(os, 'getuid') else getpass.getuser()}"
 
 
 def allowed_cores() -> int:

@@ -23,6 +23,7 @@ from bitcycle.presets import add_sources
 from bitcycle.settings import SettingError
 from bitcycle.sweep.execution import SweepEnded, worst
 from bitcycle.sweep.grid import quoted
+from bitcycle.threads import announced
 from bitcycle.training.display import set_up_console
 from bitcycle.training.outcome import no_validation, objective
 from bitcycle.training.plan import Plan, make_plan
@@ -95,7 +96,7 @@ def run(config: DictConfig, found: list[float]) -> int:
     elif run_config.dry_run == "true":
         print_report(plan_report(plan))
     else:
-        with process_group(run_config.training.device):
+        with announced(), process_group(run_config.training.device):
             summary, is_first = execute(plan), distributed.rank() == 0
         if is_first:
             print_report(summary_report(summary, plan.schedule.reference))

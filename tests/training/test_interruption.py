@@ -171,6 +171,38 @@ def test_another_number_of_threads_is_said(interrupted):
     assert "resumed with threads=" in planned.folder.log.read_text()
 
 
+@pytest.fixture
+def four_threads(monkeypatch):
+    """As on a machine of four cores, whose user has chosen no number of threads."""
+    monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
+    monkeypatch.setattr("bitcycle.threads.allowed_cores", lambda: 4)
+    before = torch.get_num_threads()
+    torch.set_num_threads(4)
+    yield
+    torch.set_num_threads(before)
+
+
+@pytest.mark.parametrize(("others", "threads"), [(0, 4), (1, 2), (2, 1), (9, 1)])
+def test_a_run_shares_the_cores_with_others_that_run_already(others, threads, four_threads, monkeypatch, tmp_path):
+    monkeypatch.setattr("bitcycle.training.run.runs_beside", lambda: others)
+    planned = digits_plan(tmp_path, "training.steps=1")
+    execute(planned)
+    assert read_json(planned.folder.environment)["threads"] == threads
+    assert ("of 4 threads" in planned.folder.log.read_text()) == (threads < 4)
+
+
+def test_a_resumed_run_keeps_its_number_of_threads(interrupted, four_threads, monkeypatch):
+    """Others would round its sums differently, so that its end would depend on what else the machine did."""
+    planned = interrupted()
+    environment = read_json(planned.folder.environment)
+    planned.folder.environment.write_text(json.dumps({**environment, "threads": 2}))
+    monkeypatch.setattr("bitcycle.training.run.runs_beside", lambda: 3)
+    execute(planned)
+    assert torch.get_num_threads() == 2
+    log = planned.folder.log.read_text()
+    assert "2 of 4 threads, as before" in log and "resumed with threads=" not in log
+
+
 def test_results_that_cannot_be_written(tmp_path):
     (tmp_path / "file").touch()
     done = run_train(*SMALL, f"results_root={tmp_path}/file")

@@ -1,7 +1,7 @@
 """Time of a training step beside other work: alone, beside busy processes, and several runs at once.
 
 Each run is a process of its own, as started from a shell, with the threads that the command chooses. Time is wall-clock time, as
-other programs are what is measured. The three situations take turns, so that what else the machine does affects all of them; how
+other programs are what is measured. The situations take turns, so that what else the machine does affects all of them; how
 much of it that was while one run was alone is recorded.
 """
 
@@ -11,13 +11,14 @@ import statistics
 import subprocess
 import sys
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 from bitcycle.benchmark.measure import summarise
-from bitcycle.threads import allowed_cores
+from bitcycle.threads import allowed_cores, fair_share, users_threads
 
 NETWORKS = ("resnet8", "resnet20")
 AT_ONCE = 3
@@ -25,26 +26,31 @@ ROUNDS = 7
 SECONDS = 1.5
 LIMITS = {"busy": 2.6, "at_once": 3.5}
 """Largest times of a step relative to one alone: beside as many busy processes as cores a fair share is 2, of three runs 3."""
+LEAST_SPINNING = 0.95
+"""Smallest time of a step alone with OpenMP's own waiting, relative to one with that of commands: what these may lose."""
+OWN_WAITING = {"GOMP_SPINCOUNT": "300000", "KMP_BLOCKTIME": "200"}
+"""What GNU OpenMP and LLVM's do unless told otherwise."""
 _BUSY = "while True: pass"
 
 
 def measure_contention(
     names: Sequence[str] = NETWORKS, rounds: int = ROUNDS, seconds: float = SECONDS
 ) -> dict[str, Any]:
-    """For each network, the time of a step alone, beside one busy process per core, and of the slowest of several runs at once,
-    as in `summarise`; and how many cores other programs used beside the run alone (None: unknown)."""
+    """For each network, the time of a step alone, alone with OpenMP's own waiting ("spinning"), beside one busy process per core,
+    and of the slowest of several runs at once, as in `summarise`; and how many cores other programs used beside the run alone."""
     found: dict[str, Any] = {}
     for name in names:
-        times: dict[str, list[float]] = {"alone": [], "busy": [], "at_once": []}
+        times: dict[str, list[float]] = {"alone": [], "spinning": [], "busy": [], "at_once": []}
         others: list[float] = []
-        with _runs(name, AT_ONCE) as runs:
+        with _runs(name, 1) as alone, _runs(name, 1, OWN_WAITING) as spinning, _runs(name, AT_ONCE) as runs:
             for _ in range(rounds):
                 start, used = time.perf_counter(), _cpu_seconds()
-                [(step, own)] = _steps(runs[:1], seconds)
+                [(step, own)] = _steps(alone, seconds)
                 others.append(max(0.0, _cpu_seconds() - used - own) / (time.perf_counter() - start))
                 times["alone"].append(step)
+                times["spinning"].append(_steps(spinning, seconds)[0][0])
                 with _busy(allowed_cores()):
-                    times["busy"].append(_steps(runs[:1], seconds)[0][0])
+                    times["busy"].append(_steps(alone, seconds)[0][0])
                 times["at_once"].append(max(step for step, _ in _steps(runs, seconds)))
         found[name] = {**summarise(times, "alone"), "others": round(statistics.median(others), 2)}
     return {"cores": allowed_cores(), "runs_at_once": AT_ONCE, "networks": found}
@@ -61,10 +67,13 @@ def _cpu_seconds() -> float:
 
 
 @contextmanager
-def _runs(name: str, number: int) -> Iterator[list[subprocess.Popen[str]]]:
-    """Processes that are about to time steps of a network."""
-    command = [sys.executable, "-m", __name__, name]
+def _runs(
+    name: str, number: int, waiting: Mapping[str, str] = MappingProxyType({})
+) -> Iterator[list[subprocess.Popen[str]]]:
+    """Processes that are about to time steps of a network, with the threads of runs that start together."""
+    command = [sys.executable, "-m", __name__, name, str(number)]
     pipes: dict[str, Any] = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE}
+    pipes["env"] = os.environ | waiting
     processes = [subprocess.Popen(command, text=True, **pipes) for _ in range(number)]
     try:
         for process in processes:
@@ -109,7 +118,10 @@ def main() -> None:
 
     from bitcycle.benchmark.networks import VARIANTS, Step, networks
 
-    step = Step(networks(False)[sys.argv[1]], VARIANTS["static 8"], torch.device("cpu"))
+    name, runs = sys.argv[1], int(sys.argv[2])
+    if runs > 1 and users_threads() is None:
+        torch.set_num_threads(min(torch.get_num_threads(), fair_share(runs)))
+    step = Step(networks(False)[name], VARIANTS["static 8"], torch.device("cpu"))
     for _ in range(5):
         step()
     print("null", flush=True)

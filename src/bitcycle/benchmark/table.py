@@ -87,11 +87,12 @@ def contention_table(found: dict[str, Any]) -> str:
     busy = f"beside {cores} busy processes on {cores} cores, times alone (fair share: 2)"
     together = f"{runs} runs at once, times alone (fair share: {runs})"
     alone = "a step alone, wall time with the threads that the command chooses"
-    header = ["network", alone, busy, together, "cores that other programs used beside the step alone"]
+    spinning = "with OpenMP's own waiting, times alone (what the command's choice costs is 1 minus this)"
+    header = ["network", alone, spinning, busy, together, "cores that other programs used beside the step alone"]
     rows = []
     for name, times in found["networks"].items():
         others = f"{times['others']:.1f}" if "others" in times else ""
-        ratios = (_ratio(times[how]) for how in ("busy", "at_once"))
+        ratios = (_ratio(times[how]) if how in times else "" for how in ("spinning", "busy", "at_once"))
         rows.append((f"`{name}`", f"{times['alone']['ms']:.0f} ms", *ratios, others))
     return markdown_table(header, rows)
 

@@ -19,6 +19,7 @@ from bitcycle.files import read_object, write_atomically
 from bitcycle.hardware import CostMeter
 from bitcycle.schedule import SearchSchedule
 from bitcycle.signals import Interrupted, StopSignal
+from bitcycle.threads import fair_share, runs_beside, users_threads
 from bitcycle.training.display import ProgressBar, log_to_file
 from bitcycle.training.environment import describe_environment, keep_freed_memory, processor
 from bitcycle.training.loop import Trainer
@@ -117,6 +118,7 @@ def _train(plan: Plan) -> dict[str, Any]:
             f"process {distributed.rank()} would start at step {trainer.step}, process 0 at step {first}: results_root must be "
             "on a disk that all machines share"
         )
+    _share_cores(trainer)
     if folder.writes:
         _write_beginning(trainer)
     folder.write_status("running", trainer.step, plan.total_steps)
@@ -134,6 +136,22 @@ def _train(plan: Plan) -> dict[str, Any]:
     folder.write(folder.summary, summary)
     folder.write_status("done", trainer.total_steps, trainer.total_steps)
     return summary
+
+
+def _share_cores(trainer: Trainer) -> None:
+    """Unless the user chose a number of threads, go on with as many as before, since with others sums would be rounded otherwise;
+    a new run shares the cores with those that compute on them already."""
+    chosen = trainer.plan.config.training.threads or users_threads()
+    if chosen or trainer.device.type != "cpu" or distributed.world_size() > 1:
+        return
+    allowed = torch.get_num_threads()
+    before = read_object(trainer.folder.environment).get("threads") if trainer.step else None
+    others = runs_beside()
+    threads = min(allowed, before or fair_share(1 + others))
+    if threads < allowed:
+        why = "as before" if before else f"as {others} other runs compute on the same cores"
+        logger.info("%d of %d threads, %s (training.threads)", threads, allowed, why)
+        torch.set_num_threads(threads)
 
 
 def _write_beginning(trainer: Trainer) -> None:

@@ -102,6 +102,13 @@ def test_the_threads_of_a_run(given, users, expected, tmp_path, monkeypatch):
     assert chosen == [expected]
 
 
+def test_a_folder_as_summary_is_refused_before_anything_runs(tmp_path):
+    """Instead of an IsADirectoryError, which is no error of the user's configuration."""
+    given = Namespace(plan=None, results_root=str(tmp_path), summary=tmp_path, jobs=1, threads=None, dry_run=True)
+    with pytest.raises(SettingError, match=rf"--summary={tmp_path}: is a folder. Remedy: name a file, such as "):
+        run(given, ROOT)
+
+
 def test_the_plan_of_this_repository_is_a_plan():
     for plan in ("campaign", "evidence"):
         assert all(part.expand(ROOT, "runs") for part in read_plan(ROOT / "sweeps" / f"{plan}.yaml"))

@@ -279,6 +279,8 @@ def run(given: argparse.Namespace, root: Path) -> int:
     for name, number in {"--jobs": given.jobs, "--threads": given.threads}.items():
         if number is not None and number < 1:
             raise SettingError(name, number, "is too small", "use 1 or more")
+    if given.summary.is_dir():
+        raise SettingError("--summary", given.summary, "is a folder", f"name a file, such as {SUMMARY}")
     check_frozen(read_claims(root / PUBLISHED), read_families(root / PUBLISHED))
     parts = read_plan(given.plan or root / PLAN)
     results_root = str(Path(given.results_root).expanduser())

@@ -117,9 +117,10 @@ void quantize_contiguous(const float* from, float* to, int64_t blocks, int64_t s
     }
 }
 
-// Blocks of `count` strided elements, `LANES` blocks at a time
+// Blocks of `count` strided elements, `LANES` blocks at a time; the loop is vectorized only with a copy of `element`, which writing
+// to `to` cannot change
 template <class Scale, bool STOCHASTIC>
-void quantize_across(const float* from, float* to, int64_t count, int64_t inner, const Element& element, float factor, Noise noise) {
+void quantize_across(const float* from, float* to, int64_t count, int64_t inner, const Element element, float factor, Noise noise) {
     for (int64_t start = 0; start < inner; start += LANES) {
         const int64_t lanes = std::min(LANES, inner - start);
         uint32_t top[LANES] = {};

@@ -8,8 +8,9 @@ import torch
 from bitcycle.device import allow_tf32, device_name, tf32, tf32_allowed, to_device
 from bitcycle.files import read_object
 from bitcycle.quantizer import compile_utils
+from bitcycle.training.environment import set_up_torch
 from bitcycle.training.naming import result_settings
-from bitcycle.training.run import execute, set_up_torch
+from bitcycle.training.run import execute
 
 
 @pytest.fixture
@@ -24,7 +25,7 @@ def test_tf32_is_off_unless_asked_for_and_recorded(digits, tf32_as_before):
     execute(run)
     assert not tf32_allowed()
     assert read_object(run.folder.environment)["tf32"] is False
-    set_up_torch(digits("training.tf32=true"))
+    set_up_torch(digits("training.tf32=true").config.training)
     assert tf32_allowed()
 
 

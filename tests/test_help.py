@@ -9,10 +9,10 @@ import pytest
 import torch
 
 from bitcycle.configuration import GROUPS, PRESETS, all_keys, nearest_key
+from bitcycle.device import choose_device
 from bitcycle.errors import RunError
 from bitcycle.help import LOGGING, TOP, groups, help_text
 from bitcycle.settings import MISSING
-from bitcycle.training.run import choose_device
 from tests.conftest import ROOT, configure, run_train
 
 

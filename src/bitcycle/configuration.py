@@ -7,7 +7,7 @@ accepts: unknown keys (including those added with +) and incompatible values.
 import dataclasses
 import difflib
 import itertools
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -26,6 +26,8 @@ from bitcycle.task import TASKS, TaskOptions
 
 SCALES = ("paper", "mini", "smoke")
 """Sizes of an experiment, each a file of conf/scale."""
+VALIDATION_SHARE = 0.1
+"""Default fraction of training images held out for schedules that choose by validation (our choice)."""
 
 
 @dataclasses.dataclass
@@ -62,6 +64,20 @@ class RunConfig(Settings):
         """data_root as a path."""
         return Path(self.data_root).expanduser()
 
+    def validate(self) -> None:
+        """Hold out validation data if they are needed and not set. Raises SettingError if they are disabled."""
+        share, by_plateau = self.dataset.validation, self.training.learning_rate.name == "plateau"
+        if share or self.dataset.has_validation or not (self.schedule.chooses or by_plateau):
+            return
+        if share == 0:
+            problem = f"schedule={self.schedule.name} chooses starting weights by validation"
+            remedy = f"set dataset.validation={VALIDATION_SHARE:g}, or set all of schedule.start_from to previous"
+            if by_plateau:
+                problem = "learning_rate.name=plateau needs validation data"
+                remedy = "hold out validation data, or choose another"
+            raise SettingError("dataset.validation", share, problem, remedy)
+        self.dataset = dataclasses.replace(self.dataset, validation=VALIDATION_SHARE)
+
 
 GROUPS: dict[str, Presets[Any]] = {
     "schedule": SCHEDULES,
@@ -92,6 +108,25 @@ def read_config(config: DictConfig) -> RunConfig:
             raise SettingError(f"{group}.name", name, "is not one of the options", nearest("", options))
         assert isinstance(getattr(run, group), options[name].kind), "Hydra and Presets read the same file"
     return run
+
+
+def refuse_renamed_options(overrides: Iterable[str]) -> None:
+    """Raise SettingError if the command line overrides GROUP.name instead of choosing another option."""
+    for override in overrides:
+        key, _, value = override.lstrip("+").partition("=")
+        group, _, setting = key.partition(".")
+        if group in GROUPS and setting == "name":
+            raise SettingError(key, value, "the name of a group cannot be overridden", f"write {group}={value}")
+
+
+def unused_settings(overrides: Iterable[str], config: RunConfig) -> Iterator[tuple[str, str]]:
+    """Settings on the command line that the chosen options accept but do not use, with these options."""
+    for override in overrides:
+        group, _, name = override.lstrip("+").partition("=")[0].partition(".")
+        options = getattr(config, group, None) if group in GROUPS else None
+        field = getattr(options, "__dataclass_fields__", {}).get(name)
+        if field is not None and field.metadata.get("unused"):
+            yield f"{group}.{name}", f"{group}={vars(options)['name']}"
 
 
 def unknown_setting(key: str, value: object = "...") -> SettingError:

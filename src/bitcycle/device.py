@@ -8,6 +8,28 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from bitcycle.errors import RunError
+
+
+def choose_device(name: str) -> torch.device:
+    """The device with a given name: cpu, cuda, cuda:1, xpu, mps, or auto (the accelerator that PyTorch sees, else the CPU).
+
+    Raises RunError if the device does not exist.
+    """
+    kind, _, number = name.partition(":")
+    seen = torch.accelerator.current_accelerator(check_available=True)
+    there = "cpu" if seen is None else seen.type
+    if kind == "auto":
+        return torch.device(there)
+    if kind != "cpu":
+        count = torch.accelerator.device_count() if kind == there else 0
+        if int(number or 0) >= count:
+            found = f"{count} devices of this kind, numbered from 0" if count else f"no {kind.upper()} device"
+            raise RunError(f"training.device={name}, but PyTorch sees {found}; use training.device=cpu or auto")
+        if number:
+            torch.accelerator.set_device_index(int(number))  # default for tensors created on "cuda"
+    return torch.device(kind)
+
 
 def widest_float(device: torch.device) -> torch.dtype:
     """The data type for long sums on a device: float64, or float32 where that does not exist (Metal, some Intel GPUs)."""

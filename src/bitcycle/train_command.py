@@ -4,7 +4,6 @@ import json
 import logging
 import os
 import sys
-from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -14,11 +13,12 @@ from hydra.types import RunMode
 from omegaconf import DictConfig
 
 from bitcycle import distributed
-from bitcycle.configuration import GROUPS, RunConfig, read_config
+from bitcycle.configuration import read_config, refuse_renamed_options, unused_settings
 from bitcycle.errors import EXIT_DONE
 from bitcycle.guard import SWEEPS, JobFailed, guarded
 from bitcycle.help import help_text
 from bitcycle.optional_imports import explain_missing
+from bitcycle.picture import pictures
 from bitcycle.presets import add_sources
 from bitcycle.settings import SettingError
 from bitcycle.sweep.execution import SweepEnded, worst
@@ -26,7 +26,7 @@ from bitcycle.sweep.grid import quoted
 from bitcycle.threads import announced
 from bitcycle.training.display import set_up_console
 from bitcycle.training.outcome import no_validation, objective
-from bitcycle.training.plan import Plan, make_plan
+from bitcycle.training.plan import make_plan
 from bitcycle.training.processes import process_group
 from bitcycle.training.report import plan_report, print_report, summary_report
 from bitcycle.training.run import execute
@@ -108,35 +108,3 @@ def run(config: DictConfig, found: list[float]) -> int:
             print(f"run folder: {plan.folder.path}")
         found += [objective(summary, name) for name in run_config.logging.objective]
     return EXIT_DONE
-
-
-def unused_settings(overrides: Iterable[str], config: RunConfig) -> Iterator[tuple[str, str]]:
-    """Settings on the command line that the chosen options accept but do not use, with these options."""
-    for override in overrides:
-        group, _, name = override.lstrip("+").partition("=")[0].partition(".")
-        options = getattr(config, group, None) if group in GROUPS else None
-        field = getattr(options, "__dataclass_fields__", {}).get(name)
-        if field is not None and field.metadata.get("unused"):
-            yield f"{group}.{name}", f"{group}={vars(options)['name']}"
-
-
-def pictures(plan: Plan, summary: dict[str, Any]) -> Iterator[Path]:
-    """Draw the requested pictures; a range test is always drawn."""
-    first, tested = plan.preliminary(), "range_test" in summary.get("found", {})
-    if tested:
-        from bitcycle.picture.run import draw_range_test
-
-        yield draw_range_test((first or plan).folder)
-    if plan.config.logging.picture and (first is not None or not tested):
-        from bitcycle.picture.run import draw_run
-
-        yield draw_run(plan)
-
-
-def refuse_renamed_options(overrides: Iterable[str]) -> None:
-    """Raise SettingError if the command line overrides GROUP.name instead of choosing another option."""
-    for override in overrides:
-        key, _, value = override.lstrip("+").partition("=")
-        group, _, setting = key.partition(".")
-        if group in GROUPS and setting == "name":
-            raise SettingError(key, value, "the name of a group cannot be overridden", f"write {group}={value}")

@@ -23,10 +23,10 @@ from bitcycle.benchmark.throughput import (
     sweep_runs_per_hour,
     write,
 )
+from bitcycle.device import choose_device
 from bitcycle.files import read_object
 from bitcycle.training.display import set_up_console
 from bitcycle.training.environment import describe_environment, instruction_set, keep_freed_memory, processor
-from bitcycle.training.run import choose_device
 
 PARTS = ("networks", "quantizers", "data", "runs", "contention")
 QUICK = ("resnet20", "lstm")

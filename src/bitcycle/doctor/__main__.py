@@ -16,6 +16,8 @@ from pathlib import Path
 
 import torch
 
+from bitcycle.configuration import refuse_renamed_options
+from bitcycle.device import choose_device
 from bitcycle.doctor.finding import Finding, describe, exit_code, row
 from bitcycle.doctor.machine import machine_findings
 from bitcycle.doctor.numerics import numerics_findings
@@ -28,9 +30,7 @@ from bitcycle.signals import stop_at_once
 from bitcycle.sweep.composition import composing
 from bitcycle.sweep.grid import Overrides
 from bitcycle.sweep.registry import Compose, SweepRun, index_runs, read_sweep, sweep_files
-from bitcycle.train_command import refuse_renamed_options
 from bitcycle.training.display import console, set_up_console
-from bitcycle.training.run import choose_device
 
 SWEEP = "+sweeps"
 DEMO = {"dataset": "digits", "model": "resnet8", "schedule": "RTH", "scale": "mini"}

@@ -13,9 +13,9 @@ from bitcycle.dataset.sources import without_downloads
 from bitcycle.sweep.registry import SweepRun
 from bitcycle.sweep.status import names_of
 from bitcycle.training.display import ProgressBar
+from bitcycle.training.environment import set_up_torch
 from bitcycle.training.loop import Trainer
 from bitcycle.training.plan import Plan, make_plan
-from bitcycle.training.run import set_up_torch
 from bitcycle.training.run_folder import RunFolder
 
 MOST_STEPS = 50
@@ -54,7 +54,7 @@ def measure(plan: Plan, budget: float) -> RunTime:
     Raises DataError if the data are not on disk, RunError or RuntimeError if the run cannot work here.
     """
     began = time.perf_counter()
-    device = set_up_torch(plan)
+    device = set_up_torch(plan.config.training)
     first = plan.preliminary()
     small = _affordable(first or plan, device)
     with without_downloads():

@@ -15,14 +15,13 @@ import torch
 from bitcycle.cache import cache_folder
 from bitcycle.cpp.extension import load
 from bitcycle.cpp.operators import AFFINE, BLOCK
-from bitcycle.device import device_name
+from bitcycle.device import choose_device, device_name
 from bitcycle.doctor.finding import PROBLEM, WARNING, Finding, amount
 from bitcycle.errors import RunError
 from bitcycle.layer.codes import support
 from bitcycle.optional_imports import extras, lacking
 from bitcycle.threads import POLICY, THREADS, WAITING, allowed_cores
 from bitcycle.training.environment import describe_environment, instruction_set, processor
-from bitcycle.training.run import choose_device
 
 GIB = 2**30
 LEAST_MEMORY, ENOUGH_MEMORY = 1 * GIB, 3 * GIB

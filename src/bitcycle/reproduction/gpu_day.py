@@ -21,7 +21,7 @@ import torch
 from rich.table import Table
 
 from bitcycle.configuration import SCALES
-from bitcycle.device import widest_float
+from bitcycle.device import choose_device, widest_float
 from bitcycle.doctor.__main__ import DEMO, examine
 from bitcycle.doctor.duration import RunTime, measure_kinds
 from bitcycle.errors import EXIT_DONE, EXIT_INTERRUPTED, RunError
@@ -40,7 +40,6 @@ from bitcycle.sweep.local import LocalPool, useful_workers
 from bitcycle.sweep.registry import FINISHED, SweepRun, distinct, sweep_index
 from bitcycle.sweep.status import Seconds, Speeds, measured_seconds
 from bitcycle.training.display import console, set_up_console
-from bitcycle.training.run import choose_device
 
 logger = logging.getLogger("bitcycle.reproduction.gpu_day")  # as a command this module is called __main__
 

@@ -1,4 +1,4 @@
-"""The environment of a run: versions, commit, machine, and the memory allocator."""
+"""The environment of a run: versions, commit, machine, the memory allocator, and the settings of PyTorch."""
 
 import ctypes
 import functools
@@ -14,7 +14,8 @@ import torch
 
 from bitcycle import distributed
 from bitcycle.cpp.extension import cpu_entry
-from bitcycle.device import device_name, tf32_allowed
+from bitcycle.device import allow_tf32, choose_device, device_name, tf32_allowed
+from bitcycle.recipe.options import TrainingOptions
 
 PACKAGES = ("bitcycle", "torch", "torchvision", "torchmetrics", "numpy", "hydra-core", "omegaconf")
 COMMIT_VARIABLE = "BITCYCLE_COMMIT"
@@ -95,3 +96,20 @@ def keep_freed_memory() -> bool:
         return False
     settings = {_TRIM_THRESHOLD: _NEVER, _TOP_PAD: _GROWTH, _MMAP_MAX: 0}
     return all(mallopt(parameter, value) == 1 for parameter, value in settings.items())
+
+
+def set_up_torch(options: TrainingOptions) -> torch.device:
+    """Choose the device and make its computations reproducible. Raises RunError if a GPU is requested but not available."""
+    device = choose_device(options.device)
+    allow_tf32(options.tf32)
+    if options.threads is not None:
+        torch.set_num_threads(options.threads)
+    if device.type == "cpu":
+        keep_freed_memory()
+    if options.deterministic and device.type != "cpu":  # all operations used here are deterministic on a CPU
+        os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
+        torch.use_deterministic_algorithms(True, warn_only=True)
+        memory: Any = torch.utils.deterministic
+        memory.fill_uninitialized_memory = False  # it would write every torch.empty, whose values nothing here reads
+        torch.backends.cudnn.benchmark = False
+    return device

@@ -18,24 +18,6 @@ from bitcycle.settings import SettingError, Settings, unnamed_value
 if TYPE_CHECKING:
     from bitcycle.configuration import RunConfig
 
-VALIDATION_SHARE = 0.1
-"""Default fraction of training images held out for schedules that choose by validation (our choice)."""
-
-
-def with_validation(config: RunConfig) -> RunConfig:
-    """The configuration with a validation split, added if it is needed and not set. Raises SettingError if it is disabled."""
-    share, by_plateau = config.dataset.validation, config.training.learning_rate.name == "plateau"
-    if share or config.dataset.has_validation or not (config.schedule.chooses or by_plateau):
-        return config
-    if share == 0:
-        problem = f"schedule={config.schedule.name} chooses starting weights by validation"
-        remedy = f"set dataset.validation={VALIDATION_SHARE:g}, or set all of schedule.start_from to previous"
-        if by_plateau:
-            problem = "learning_rate.name=plateau needs validation data"
-            remedy = "hold out validation data, or choose another"
-        raise SettingError("dataset.validation", share, problem, remedy)
-    return dataclasses.replace(config, dataset=dataclasses.replace(config.dataset, validation=VALIDATION_SHARE))
-
 
 def result_settings(settings: Settings, prefix: str = "") -> dict[str, Any]:
     """Dotted name -> value, for all option names and for other settings that affect the result and are not default, or not what
@@ -63,9 +45,9 @@ def _content(prefix: str, path: str) -> str:
 
 
 def run_hash(config: RunConfig) -> str:
-    """Ten hexadecimal digits that identify what a configuration computes, with a validation split if it needs one. Raises
-    SettingError as `with_validation`, or if initial weights cannot be read."""
-    text = json.dumps(result_settings(with_validation(config)), sort_keys=True)
+    """Ten hexadecimal digits that identify what a configuration computes. Raises SettingError if initial weights cannot
+    be read."""
+    text = json.dumps(result_settings(config), sort_keys=True)
     return hashlib.sha256(text.encode()).hexdigest()[:10]
 
 

@@ -37,7 +37,8 @@ def blocks(options: ModelOptions, shape: Shape) -> tuple[str | None, int]:
         model = options.build(shape)
         return getattr(model, "block_family", None), len(getattr(model, "block_names", ()))
 
-    return cached("blocks", _identity(options, shape), make) if _is_ours(options) else make()
+    identity = _identity(options, shape)
+    return cached("blocks", identity, make) if _is_ours(options) else make()
 
 
 def network(

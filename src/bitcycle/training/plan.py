@@ -20,7 +20,7 @@ from bitcycle.randomness import derive
 from bitcycle.schedule import Dfq, Phase, Schedule, Static, UndecidedSchedule
 from bitcycle.settings import SettingError
 from bitcycle.training.initial_weights import fitting_weights, load_initial_weights
-from bitcycle.training.naming import run_hash, run_path, with_validation
+from bitcycle.training.naming import run_hash, run_path
 from bitcycle.training.network import Network, blocks, network
 from bitcycle.training.phases import phase_rate
 from bitcycle.training.run_folder import RunFolder
@@ -174,7 +174,6 @@ class Plan:
 
 def make_plan(config: RunConfig) -> Plan:
     """Plan a run. Raises SettingError for incompatible settings; DataError if the folder of a custom dataset is missing."""
-    config = with_validation(config)
     info = _within("dataset", config.dataset.info, config.data_folder)
     _within("model", check_kind, config.model, config.dataset.name, info.shape)
     _within("task", config.task.check, config.dataset)

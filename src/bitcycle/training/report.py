@@ -10,7 +10,7 @@ from rich.text import Text
 
 from bitcycle.hardware import cost_table, saving
 from bitcycle.precision import Precision
-from bitcycle.schedule import FORMAT_BITS
+from bitcycle.schedule import FORMAT_BITS, Schedule
 from bitcycle.training.display import console
 from bitcycle.training.plan import Plan
 from bitcycle.training.run_folder import RunFolder
@@ -20,11 +20,12 @@ DEFAULT_ROOT = Path("results/runs")
 
 def plan_report(plan: Plan) -> Group:
     """Settings, precision, layers and cost of a planned run."""
+    described = plan.describe()
     facts = Table.grid(padding=(0, 2))
-    for name, value in _facts(plan):
+    for name, value in _facts(plan, described):
         facts.add_row(Text(name, style="bold"), value)
-    planned, (_, most) = plan.cost(), plan.cost_bounds()
-    cost = cost_table(plan.workload, plan.config.hardware, planned or most, plan.schedule.reference)
+    planned = plan.cost()
+    cost = cost_table(plan.workload, plan.config.hardware, planned or plan.cost_bounds()[1], plan.schedule.reference)
     layers = Table(*cost.columns, title="cost by layer group" + ("" if planned else ", at most"))
     for section in cost.sections:
         for row in section:
@@ -32,38 +33,38 @@ def plan_report(plan: Plan) -> Group:
         layers.add_section()
     counting, *totals = cost.notes
     if planned is None:
-        totals.insert(0, f"the schedule {plan.schedule.follows}: {_bounds(plan)}")
-    if (first := plan.preliminary()) is not None:
-        totals.append(f"preceded by: {first.schedule.name}, at most {first.total_steps} steps, {_bounds(first)}")
+        totals.insert(0, f"the schedule {plan.schedule.follows}: {_bounds(described)}")
+    if first := described["preliminary"]:
+        totals.append(f"preceded by: {first['schedule']}, at most {first['total_steps']} steps, {_bounds(first)}")
     return Group(facts, layers, Text(f"({counting})", style="dim"), *(Text(line, style="bold") for line in totals))
 
 
-def _bounds(plan: Plan) -> str:
-    least, most = plan.cost_bounds()
-    return f"between {least.gbitops:.4g} and {most.gbitops:.4g} GBitOps"
+def _bounds(described: dict[str, Any]) -> str:
+    least, most = (described["cost_bounds"][end]["gbitops"] for end in ("least", "most"))
+    return f"between {least:.4g} and {most:.4g} GBitOps"
 
 
-def _facts(plan: Plan) -> list[tuple[str, str]]:
-    config = plan.config
+def _facts(plan: Plan, described: dict[str, Any]) -> list[tuple[str, str]]:
+    config, samples = plan.config, f"{plan.info.train_samples} in the training set"
     chosen = f"schedule {config.schedule.name}, quantizer {config.quantizer.name}"
     return [
         ("run", f"{config.model.name} on {config.dataset.name}, {chosen}"),
-        ("scale", config.scale),
-        ("folder", str(plan.folder.path)),
-        ("state", plan.state()),
-        ("steps", f"{plan.total_steps} of {plan.batch_size} samples ({plan.info.train_samples} in the training set)"),
-        ("parameters", f"{plan.parameters:,}"),
-        ("MACs per sample", f"{plan.workload.macs_of_sample:,.0f}"),
-        ("bits w/a/g x steps", _precision(plan)),
-        *([("formats", _formats(plan))] if plan.schedule.options.format_lists else []),
-        *_phases(plan),
+        ("scale", described["scale"]),
+        ("folder", described["run_dir"]),
+        ("state", described["state"]),
+        ("steps", f"{described['total_steps']} of {described['batch_size']} samples ({samples})"),
+        ("parameters", f"{described['parameters']:,}"),
+        ("MACs per sample", f"{described['macs_per_sample']['total']:,.0f}"),
+        ("bits w/a/g x steps", _precision(plan.schedule)),
+        *([("formats", _formats(plan.schedule))] if plan.schedule.options.format_lists else []),
+        *_phases(described["phases"]),
     ]
 
 
-def _phases(plan: Plan) -> list[tuple[str, str]]:
+def _phases(phases: list[dict[str, Any]]) -> list[tuple[str, str]]:
     """A line for each phase, if there are several: its first step, initial learning rate and starting weights."""
     lines = []
-    for number, phase in enumerate(map(plan.describe_phase, plan.schedule.phases), start=1):
+    for number, phase in enumerate(phases, start=1):
         rate = phase["learning_rate"]
         shown = f"rate {rate:.4g}" if rate is not None else "rate by the weights' step sizes"
         begins = "initial" if phase["first_step"] == 0 else phase["start_from"]
@@ -72,18 +73,18 @@ def _phases(plan: Plan) -> list[tuple[str, str]]:
     return lines if len(lines) > 1 else []
 
 
-def _formats(plan: Plan) -> str:
+def _formats(schedule: Schedule) -> str:
     """The formats that the bits of the schedule select."""
-    forward, gradient = plan.schedule.options.format_lists or ((), ())
+    forward, gradient = schedule.options.format_lists or ((), ())
     words = (", ".join(f"{name} ({FORMAT_BITS[name]})" for name in names) for names in (forward, gradient))
     return "; gradients ".join(words)
 
 
-def _precision(plan: Plan) -> str:
+def _precision(schedule: Schedule) -> str:
     """The first intervals of constant bits."""
-    if not plan.schedule.fixed:
-        return plan.schedule.summary
-    lengths = plan.schedule.run_lengths
+    if not schedule.fixed:
+        return schedule.summary
+    lengths = schedule.run_lengths
     shown = "  ".join(f"{'/'.join(map(str, precision))}x{steps}" for precision, steps in lengths[:8])
     return shown + (f"  ... ({len(lengths)} intervals)" if len(lengths) > 8 else "")
 

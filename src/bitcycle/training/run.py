@@ -13,7 +13,6 @@ import torch
 from omegaconf import OmegaConf
 
 from bitcycle import distributed
-from bitcycle.device import allow_tf32
 from bitcycle.errors import RunError
 from bitcycle.files import read_object, write_atomically
 from bitcycle.hardware import CostMeter
@@ -21,7 +20,7 @@ from bitcycle.schedule import SearchSchedule
 from bitcycle.signals import Interrupted, StopSignal
 from bitcycle.threads import fair_share, runs_beside, users_threads
 from bitcycle.training.display import ProgressBar, log_to_file
-from bitcycle.training.environment import describe_environment, keep_freed_memory, processor
+from bitcycle.training.environment import describe_environment, processor, set_up_torch
 from bitcycle.training.loop import Trainer
 from bitcycle.training.outcome import merit
 from bitcycle.training.plan import Plan
@@ -107,7 +106,7 @@ def _record_failure(plan: Plan, error: Exception) -> None:
 
 
 def _train(plan: Plan) -> dict[str, Any]:
-    folder, device = plan.folder, set_up_torch(plan)
+    folder, device = plan.folder, set_up_torch(plan.config.training)
     trainer = Trainer(plan, device)
     state = folder.checkpoint.load(trainer.identity())
     if state is not None:
@@ -206,44 +205,6 @@ def _warn_of_other_machine(before: dict[str, Any], now: dict[str, Any]) -> None:
                 "resumed with %s=%s instead of %s: sums may differ in rounding%s",
                 *(what, now[what], before[what], advice),
             )
-
-
-def set_up_torch(plan: Plan) -> torch.device:
-    """Choose the device and make its computations reproducible. Raises RunError if a GPU is requested but not available."""
-    options = plan.config.training
-    device = choose_device(options.device)
-    allow_tf32(options.tf32)
-    if options.threads is not None:
-        torch.set_num_threads(options.threads)
-    if device.type == "cpu":
-        keep_freed_memory()
-    if options.deterministic and device.type != "cpu":  # all operations used here are deterministic on a CPU
-        os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
-        torch.use_deterministic_algorithms(True, warn_only=True)
-        memory: Any = torch.utils.deterministic
-        memory.fill_uninitialized_memory = False  # it would write every torch.empty, whose values nothing here reads
-        torch.backends.cudnn.benchmark = False
-    return device
-
-
-def choose_device(name: str) -> torch.device:
-    """The device with a given name: cpu, cuda, cuda:1, xpu, mps, or auto (the accelerator that PyTorch sees, else the CPU).
-
-    Raises RunError if the device does not exist.
-    """
-    kind, _, number = name.partition(":")
-    seen = torch.accelerator.current_accelerator(check_available=True)
-    there = "cpu" if seen is None else seen.type
-    if kind == "auto":
-        return torch.device(there)
-    if kind != "cpu":
-        count = torch.accelerator.device_count() if kind == there else 0
-        if int(number or 0) >= count:
-            found = f"{count} devices of this kind, numbered from 0" if count else f"no {kind.upper()} device"
-            raise RunError(f"training.device={name}, but PyTorch sees {found}; use training.device=cpu or auto")
-        if number:
-            torch.accelerator.set_device_index(int(number))  # default for tensors created on "cuda"
-    return torch.device(kind)
 
 
 def summarise(trainer: Trainer) -> dict[str, Any]:

@@ -51,7 +51,7 @@ class RunFolder:
 
     def state(self) -> str:
         """new, resumable or done."""
-        if self.read_status().get("state") == "done" and self.read_summary():
+        if read_object(self.status).get("state") == "done" and read_object(self.summary):
             return "done"
         return "resumable" if self.checkpoint.exists() else "new"
 

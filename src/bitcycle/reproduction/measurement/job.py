@@ -20,9 +20,8 @@ from rich.progress import track
 from bitcycle.guard import guarded
 from bitcycle.reproduction.measurement.artifacts import IDENTITY, Result, Row, read_result, write_result
 from bitcycle.settings import Settings, default_of, read_words
-from bitcycle.training.environment import describe_environment
+from bitcycle.training.environment import describe_environment, set_up_torch
 from bitcycle.training.finished_run import FinishedRun, finished_summary, load_run
-from bitcycle.training.run import set_up_torch
 from bitcycle.training.run_folder import RunFolder
 
 
@@ -99,7 +98,7 @@ class Job:
         if found.complete:
             return found
         runs = [load_run(network.folder.path, self.data_root, network.phase) for network in self.networks]
-        device = set_up_torch(runs[-1].plan)
+        device = set_up_torch(runs[-1].plan.config.training)
         analysis = replace(self.analysis)  # a copy, so that what it loads is freed afterwards
         units, facts = analysis.prepare(runs, device)
         environment = describe_environment(device)

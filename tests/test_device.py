@@ -9,7 +9,6 @@ from bitcycle.device import allow_tf32, device_name, tf32, tf32_allowed, to_devi
 from bitcycle.files import read_object
 from bitcycle.quantizer import compile_utils
 from bitcycle.training.environment import set_up_torch
-from bitcycle.training.naming import result_settings
 from bitcycle.training.run import execute
 
 
@@ -57,8 +56,8 @@ def test_products_of_codes_in_a_program_with_the_newer_interface(tf32_as_before,
 
 
 def test_a_run_with_tf32_has_another_name(digits):
-    assert "training.tf32" not in result_settings(digits().config)
-    assert result_settings(digits("training.tf32=true").config)["training.tf32"] is True
+    assert "training.tf32" not in digits().config.result_settings(str)
+    assert digits("training.tf32=true").config.result_settings(str)["training.tf32"] is True
 
 
 def test_values_for_no_device_are_not_pinned():

@@ -20,7 +20,7 @@ from bitcycle.model import MODELS, ModelOptions
 from bitcycle.presets import Presets
 from bitcycle.quantizer import QUANTIZERS, QuantizerOptions
 from bitcycle.recipe.options import LoggingOptions, TrainingOptions
-from bitcycle.schedule import SCHEDULES, ScheduleOptions
+from bitcycle.schedule import SCHEDULES, Dfq, ScheduleOptions
 from bitcycle.settings import MISSING, SettingError, Settings, nearest, setting
 from bitcycle.task import TASKS, TaskOptions
 
@@ -65,12 +65,18 @@ class RunConfig(Settings):
         return Path(self.data_root).expanduser()
 
     def validate(self) -> None:
-        """Hold out validation data if they are needed and not set. Raises SettingError if they are disabled."""
+        """Hold out validation data if they are needed and not set. Raises SettingError if they are disabled, or if integer
+        products cannot be replayed."""
+        schedule = self.schedule
+        if self.training.compute == "codes" and isinstance(schedule, Dfq) and schedule.backward == "chosen":
+            problem = "replays float32 products, and training.compute=codes has none"
+            remedy = "use training.compute=simulate, or schedule.backward=all"
+            raise SettingError("schedule.backward", "chosen", problem, remedy)
         share, by_plateau = self.dataset.validation, self.training.learning_rate.name == "plateau"
-        if share or self.dataset.has_validation or not (self.schedule.chooses or by_plateau):
+        if share or self.dataset.has_validation or not (schedule.chooses or by_plateau):
             return
         if share == 0:
-            problem = f"schedule={self.schedule.name} chooses starting weights by validation"
+            problem = f"schedule={schedule.name} chooses starting weights by validation"
             remedy = f"set dataset.validation={VALIDATION_SHARE:g}, or set all of schedule.start_from to previous"
             if by_plateau:
                 problem = "learning_rate.name=plateau needs validation data"

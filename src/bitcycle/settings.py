@@ -10,7 +10,7 @@ import hashlib
 import inspect
 import json
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from functools import cache
 from pathlib import Path
 from typing import Any, TypeVar, Union, get_args, get_origin, get_type_hints
@@ -148,6 +148,23 @@ class Settings:
         if type(self).__module__.partition(".")[0] == "bitcycle":
             return {}
         return {"source": hashlib.sha256(Path(inspect.getfile(type(self))).read_bytes()).hexdigest()}
+
+    def result_settings(self, digest: Callable[[str], str], prefix: str = "") -> dict[str, Any]:
+        """Dotted name -> value, for all option names and for other settings that affect the result and are not default, or not
+        what the default once was (`unnamed`); `digest` stands for the content of a file. Raises SettingError as `digest`."""
+        found: dict[str, Any] = {f"{prefix}{name}": value for name, value in self.identity().items()}
+        for field in dataclasses.fields(self):
+            value = getattr(self, field.name)
+            if not field.metadata.get("affects_result", True):
+                continue
+            if isinstance(value, Settings):
+                found |= value.result_settings(digest, f"{prefix}{field.name}.")
+            elif field.name == "name" or value != unnamed_value(field):  # names distinguish the options' classes
+                try:
+                    found[prefix + field.name] = digest(value) if field.metadata.get("content") else value
+                except SettingError as error:
+                    raise error.within(prefix.rstrip(".")) from None
+        return found
 
 
 S = TypeVar("S", bound=Settings)

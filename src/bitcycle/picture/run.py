@@ -1,12 +1,14 @@
 """Pictures of single runs: precision, metric and training loss; and range tests."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from itertools import accumulate
 from pathlib import Path
 from typing import Any
 
 import matplotlib.pyplot as plt
 from matplotlib.axes import Axes
+from matplotlib.figure import Figure
 
 from bitcycle.files import read_records
 from bitcycle.picture.curve import curve_of
@@ -21,10 +23,19 @@ Curve = Mapping[str, Any]
 """The curve of a run, see `bitcycle.picture.curve.curve_of`."""
 
 
+def _draw(folder: RunFolder, figure_of: Callable[[Curve, Mapping[str, Any]], Figure]) -> Path:
+    """Save the figure of a finished run's curve and summary in its folder; returns the PNG file."""
+    summary = folder.read_summary()
+    curve = curve_of(read_records(folder.metrics), summary)
+    return save(figure_of(curve, summary), folder.picture.with_suffix(""))[0]
+
+
 def draw_run(plan: Plan) -> Path:
     """Draw precision, metric and training loss of a finished run as PNG and SVG files; returns the PNG file."""
-    summary = plan.folder.read_summary()
-    curve = curve_of(read_records(plan.folder.metrics), summary)
+    return _draw(plan.folder, partial(_draw_training_run, plan))
+
+
+def _draw_training_run(plan: Plan, curve: Curve, summary: Mapping[str, Any]) -> Figure:
     training = curve["training"]
     figure, (above, below) = plt.subplots(2, 1, figsize=(8, 5), sharex=True, height_ratios=(2, 3), layout="constrained")
     if "cp" in training:
@@ -40,7 +51,7 @@ def draw_run(plan: Plan) -> Path:
     name = f"{config.model.name} on {config.dataset.name}, schedule {config.schedule.name}"
     result = f"final {summary['final']:.1f} {summary['unit']}, cost {cost:.2f} of static q_max"
     figure.suptitle(f"{name} ({config.scale} scale, seed {config.seed}): {result}", fontsize=9.5)
-    return save(figure, plan.folder.picture.with_suffix(""))[0]
+    return figure
 
 
 def draw_precision(axes: Axes, ends: Sequence[int], forward: Sequence[int], backward: Sequence[int]) -> None:
@@ -83,8 +94,11 @@ def draw_training(axes: Axes, curve: Curve, unit: str) -> None:
 
 def draw_range_test(folder: RunFolder) -> Path:
     """Draw the finished range test in a run folder as PNG and SVG files; returns the PNG file."""
-    summary = folder.read_summary()
-    curve, q_min = curve_of(read_records(folder.metrics), summary), summary["found"]["q_min"]
+    return _draw(folder, _draw_levels_of_range_test)
+
+
+def _draw_levels_of_range_test(curve: Curve, summary: Mapping[str, Any]) -> Figure:
+    q_min = summary["found"]["q_min"]
     figure, (axes,) = panels(1, width=8, height=3.3)
     draw_levels(axes, curve, q_min)
     end = len(curve["range_test"]["levels"]) * curve["range_test"]["level_steps"]
@@ -92,7 +106,7 @@ def draw_range_test(folder: RunFolder) -> Path:
     legend(figure, [axes])
     name = f"precision range test of {summary['model']} on {summary['dataset']}, quantizer {summary['quantizer']}"
     figure.suptitle(f"{name}: q_min = {q_min} ({summary['scale']} scale, seed {summary['seed']})", fontsize=9.5)
-    return save(figure, folder.picture.with_suffix(""))[0]
+    return figure
 
 
 def draw_levels(axes: Axes, curve: Curve, q_min: int | None = None) -> None:

@@ -70,7 +70,9 @@ def fitting_weights(options: ModelOptions, model: nn.Module) -> tuple[dict[str, 
     if options.initial_weights is None:
         return {}, []
     expected = model.state_dict()
-    found = _without_gates(read_weights(weights_file(options.initial_weights), FIELD), model)
+    file = weights_file(options.initial_weights)
+    found = read_weights(file, FIELD)
+    found = _without_gates(found, model)
     layers = convertible_layers(model)
     name = next((name for name in reversed(layers) if isinstance(layers[name], nn.Linear)), "")
     classifier = [key for key in expected if name and key.startswith(f"{name}.")]

@@ -52,7 +52,9 @@ class Trainer:
         self.plan, self.device, self.options, self.schedule = plan, device, options, schedule
         self.epoch, self.total_steps, self.folder = plan.epoch, plan.total_steps, plan.folder
         self.task: Task = config.task.build(setup)
-        model = channels_last(plan.build_model(compile=wants_compilation(plan, device)), device).train()
+        compiles = wants_compilation(plan, device)
+        model = plan.build_model(compiles)
+        model = channels_last(model, device).train()
         self.model = share_batch_norm(model) if distributed.world_size() > 1 else model
         self.controller = PrecisionController(
             self.model, schedule, seed=config.seed, hardware=config.hardware, workload=plan.workload, rank=0

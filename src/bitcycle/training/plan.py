@@ -17,7 +17,7 @@ from bitcycle.model import build_seeded, check_kind
 from bitcycle.precision import FLOAT, Precision
 from bitcycle.quantizer import NoQuantizer, with_formats
 from bitcycle.randomness import derive
-from bitcycle.schedule import Dfq, Phase, Schedule, Static, UndecidedSchedule
+from bitcycle.schedule import Phase, Schedule, Static, UndecidedSchedule
 from bitcycle.settings import SettingError
 from bitcycle.training.initial_weights import fitting_weights, load_initial_weights
 from bitcycle.training.naming import run_hash, run_path
@@ -107,7 +107,8 @@ class Plan:
 
     def build_model(self, compile: bool = False) -> nn.Module:
         """The converted model with its initial weights."""
-        model = build_seeded(self.config.model, self.info.shape, derive(self.config.seed, "weights"))
+        weights, gates = (derive(self.config.seed, part) for part in ("weights", "gates"))
+        model = build_seeded(self.config.model, self.info.shape, weights)
         load_initial_weights(self.config.model, model)
         return quantize_model(
             model,
@@ -116,7 +117,7 @@ class Plan:
             compute=self.config.training.compute,
             recompute=self.config.training.recompute,
             schedule=self.schedule,
-            seed=derive(self.config.seed, "gates"),
+            seed=gates,
         )
 
     def describe(self) -> dict[str, Any]:
@@ -174,13 +175,14 @@ class Plan:
 
 def make_plan(config: RunConfig) -> Plan:
     """Plan a run. Raises SettingError for incompatible settings; DataError if the folder of a custom dataset is missing."""
+    name, path = run_hash(config), run_path(config)
+    folder = RunFolder(path)
     info = _within("dataset", config.dataset.info, config.data_folder)
     _within("model", check_kind, config.model, config.dataset.name, info.shape)
     _within("task", config.task.check, config.dataset)
     epoch: Epoch = config.task.epoch(info, config.training.batch_size)
     total_steps = config.training.total_steps(epoch.steps)
     schedule = _bind_schedule(config, info, total_steps, epoch.steps)
-    _check_training(config, schedule)
     for phase in schedule.phases:
         _within("training.learning_rate", config.training.learning_rate.check_length, phase.steps)
     total_steps = schedule.steps
@@ -203,19 +205,10 @@ def make_plan(config: RunConfig) -> Plan:
         workload=converted.workload,
         layers=converted.layers,
         parameters=converted.parameters,
-        folder=RunFolder(run_path(config)),
-        hash=run_hash(config),
+        folder=folder,
+        hash=name,
         choices=converted.choices,
     )
-
-
-def _check_training(config: RunConfig, schedule: Schedule) -> None:
-    """Reject a schedule that the optimizer or the way of computing does not support, before anything is built."""
-    options = config.schedule
-    if config.training.compute == "codes" and isinstance(options, Dfq) and options.backward == "chosen":
-        problem = "replays float32 products, and training.compute=codes has none"
-        remedy = "use training.compute=simulate, or schedule.backward=all"
-        raise SettingError("schedule.backward", "chosen", problem, remedy)
 
 
 def _bind_schedule(config: RunConfig, info: DatasetInfo, total_steps: int, per_epoch: int) -> Schedule:

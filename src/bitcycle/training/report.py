@@ -20,12 +20,11 @@ DEFAULT_ROOT = Path("results/runs")
 
 def plan_report(plan: Plan) -> Group:
     """Settings, precision, layers and cost of a planned run."""
-    described = plan.describe()
-    facts = Table.grid(padding=(0, 2))
+    planned, (_, most) = plan.cost(), plan.cost_bounds()
+    cost = cost_table(plan.workload, plan.config.hardware, planned or most, plan.schedule.reference)
+    described, facts = plan.describe(), Table.grid(padding=(0, 2))
     for name, value in _facts(plan, described):
         facts.add_row(Text(name, style="bold"), value)
-    planned = plan.cost()
-    cost = cost_table(plan.workload, plan.config.hardware, planned or plan.cost_bounds()[1], plan.schedule.reference)
     layers = Table(*cost.columns, title="cost by layer group" + ("" if planned else ", at most"))
     for section in cost.sections:
         for row in section:

@@ -42,13 +42,14 @@ def execute(plan: Plan) -> dict[str, Any]:
     check_sharing(plan)
     if distributed.rank():
         plan = replace(plan, folder=RunFolder(plan.folder.path, writes=False))
-    if distributed.broadcast(plan.folder.state() == "done"):
+    if _is_done(plan):
         return _finished(plan)
     with plan.folder.lock(), log_to_file(plan.folder.log if plan.folder.writes else Path(os.devnull)):
-        if distributed.broadcast(plan.folder.state() == "done"):  # just finished by another process
+        if _is_done(plan):  # just finished by another process
             return _finished(plan)
         try:
-            return _train(_resolved(plan))
+            resolved = _resolved(plan)
+            return _train(resolved)
         except Interrupted as stop:
             logger.warning("interrupted: %s; run the same command again to resume", stop)
             raise
@@ -60,13 +61,18 @@ def execute(plan: Plan) -> dict[str, Any]:
             raise meaning from error
 
 
+def _is_done(plan: Plan) -> bool:
+    """Whether the run is finished, according to process 0."""
+    return bool(distributed.broadcast(plan.folder.state() == "done"))
+
+
 def _resolved(plan: Plan) -> Plan:
     """The plan with its final schedule, after executing the preliminary run if there is one."""
     preliminary = plan.preliminary()
     if preliminary is None:
         return plan
     logger.info("%s runs first, as this run depends on its result", preliminary.schedule.name)
-    plan.folder.write_status("running", plan.folder.read_status().get("step", 0), plan.total_steps)
+    plan.folder.write_status("running", None, plan.total_steps)
     summary = execute(preliminary)
     first = {"total_steps": summary["total_steps"], "cost": summary["cost"]["total"]}
     return plan.resolve(summary["found"], {preliminary.schedule.name: first})
@@ -97,10 +103,9 @@ def _finished(plan: Plan) -> dict[str, Any]:
 
 
 def _record_failure(plan: Plan, error: Exception) -> None:
-    step = plan.folder.read_status().get("step", 0)
     logger.debug("failed", exc_info=error)  # the traceback goes to log.txt; the command line prints one line
     try:
-        plan.folder.write_status("failed", step, plan.total_steps, reason=f"{type(error).__name__}: {error}")
+        plan.folder.write_status("failed", None, plan.total_steps, reason=f"{type(error).__name__}: {error}")
     except OSError as second:
         logger.error("cannot write %s: %s", plan.folder.status, second)
 

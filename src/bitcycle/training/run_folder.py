@@ -71,12 +71,12 @@ class RunFolder:
         except (FileNotFoundError, NotADirectoryError):
             return False
 
-    def write_status(self, state: str, step: int, total_steps: int, reason: str | None = None) -> None:
-        """Write status.json: state, progress and time of the last update."""
+    def write_status(self, state: str, step: int | None, total_steps: int, reason: str | None = None) -> None:
+        """Write status.json: state, progress (None: as recorded) and time of the last update."""
         record = {
             "state": state,
             "reason": reason,
-            "step": step,
+            "step": self.read_status().get("step", 0) if step is None else step,
             "total_steps": total_steps,
             "updated": datetime.now(UTC).isoformat(timespec="seconds"),
             "host": platform.node(),

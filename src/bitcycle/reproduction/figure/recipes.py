@@ -40,7 +40,11 @@ INGREDIENTS: dict[str, tuple[str, dict[str, Any]]] = {
 """Option -> its name, and its value in each recipe that has it. An arm without several has the name of the first."""
 SHARE = 0.18
 """Share of the run after the late switch of the recipe."""
-COLOURS = {"static": "0.35", "late_switch": "#0072b2", "mxfp4_backward": "#d55e00", "RTH": "#009e73", "CR": "#009e73"}
+COLOURS = {"nvfp4_pretraining": "#0072b2", "mxfp4_backward": "#d55e00", "RTH": "#009e73", "CR": "#009e73"}
+"""Of a cyclic schedule or of a recipe; static formats are grey."""
+LINEAR = 0.1
+"""Gap in bits per byte beyond which the axis is logarithmic."""
+TICKS = (-0.05, 0, 0.05, 0.1, 0.2, 0.5)
 PUBLISHED_GAPS = [
     {
         "source": "arXiv 2509.25149, abstract",
@@ -104,8 +108,8 @@ def arms_of(data: ItemData) -> list[Arm]:
 
 
 def colour_of(arm: Arm) -> str:
-    """The colour of an arm's schedule."""
-    return COLOURS.get(schedule_of(arm.cell), "0.5")
+    """The colour of an arm's cyclic schedule or recipe."""
+    return COLOURS.get(schedule_of(arm.cell), COLOURS.get(str(arm.cell.setting("quantizer")), "0.35"))
 
 
 def height(arm: Arm) -> float:
@@ -113,42 +117,48 @@ def height(arm: Arm) -> float:
     return arm.gap.mean if arm.gap else 0.0
 
 
-def write_names(axes: Axes, arms: Sequence[Arm]) -> None:
-    """Write the names of all arms at the right, in the order of their gaps, each with a line to its point."""
-    for place, arm in enumerate(sorted(arms, key=height)):
-        axes.annotate(
-            arm.name,
-            (arm.cost, height(arm)),
-            (1.02, (place + 0.5) / len(arms)),
-            textcoords="axes fraction",
-            fontsize=7,
-            color=colour_of(arm),
-            va="center",
-            annotation_clip=False,
-            arrowprops={"arrowstyle": "-", "color": colour_of(arm), "linewidth": 0.3, "shrinkB": 3, "relpos": (0, 0.5)},
+def draw_rows(axes: Axes, gaps: Sequence[tuple[Arm, Estimate]]) -> None:
+    """A row for each arm, cheapest first: its name, its cost relative to float, and its gap."""
+    for row, (arm, gap) in enumerate(gaps):
+        low, high = gap.interval() or (gap.mean, gap.mean)
+        style: dict[str, Any] = {"color": colour_of(arm), "markersize": 5.5, "elinewidth": 1, "capsize": 2}
+        filled = colour_of(arm) if gap.interval() else "white"
+        axes.errorbar(
+            gap.mean, row, xerr=[[gap.mean - low], [high - gap.mean]], fmt="o", markerfacecolor=filled, **style
         )
+    axes.set_yticks(range(len(gaps)), [f"{arm.name}   {arm.cost:.2f}" for arm, _ in gaps], fontsize=7)
+    for label, (arm, _) in zip(axes.get_yticklabels(), gaps, strict=True):
+        label.set_color(colour_of(arm))
+    axes.invert_yaxis()
+    axes.set_xscale("symlog", linthresh=LINEAR)
+    axes.set_xticks(TICKS, map(str, TICKS))
+    axes.axvline(0, color="black", linewidth=1)
 
 
 def draw_recipes(data: ItemData) -> Drawing | None:
-    """Draw the gap of every arm to float against its cost, and the baselines of equal cost; names are at the right."""
+    """Draw the gap of every arm to float against its cost, with the baselines of equal cost, and again as named rows."""
     arms = arms_of(data)
     gaps = [(arm, arm.gap) for arm in arms if arm.gap]
     if not gaps:
         return None
-    figure, (axes,) = panels(1, width=9.5, height=5.6)
+    figure, (left, right) = panels(2, width=5.6, height=5.0)
     for arm, gap in gaps:
-        draw_points(axes, Style("", colour_of(arm)), [point(arm.cost, gap)])
+        draw_points(left, Style("", colour_of(arm)), [point(arm.cost, gap)])
     for name in BASELINES:
         curve = [(arm.cost, height(arm)) for arm in arms if arm.name.startswith(name)]
-        axes.plot(*zip(*curve), color="0.35", linestyle="--", linewidth=1)
-    axes.axhline(0, color="black", linewidth=1)
-    write_names(axes, [arm for arm, _ in gaps])
-    words = "bit operations of training relative to float", "bits per byte above float"
-    label_axes(axes, f"{panels_of(data)[0].name}, {data.results.scale} scale: a proxy", *words, 90)
+        left.plot(*zip(*curve), color="0.35", linestyle="--", linewidth=1)
+    left.axhline(0, color="black", linewidth=1)
+    left.set_yscale("symlog", linthresh=LINEAR)
+    left.set_yticks(TICKS, map(str, TICKS))
+    draw_rows(right, gaps)
+    cost, gap_name = "bit operations of training relative to float", "bits per byte above float"
+    label_axes(left, f"{panels_of(data)[0].name}, {data.results.scale} scale: a proxy", cost, gap_name, 70)
+    label_axes(right, "the same by name, with the cost relative to float", gap_name, columns=70)
     return Drawing(
         figure,
         "Gap to float on the test text, paired by seed, with 95 % intervals (hollow: one seed, or no"
-        " known deviation); dashed: static MXFP8 and float with fewer steps, the baselines of equal cost."
+        f" known deviation); logarithmic beyond {LINEAR}. Grey: static formats; blue: NVFP4 recipe; orange: MXFP4 recipe; green:"
+        " cyclic schedules. Dashed: static MXFP8 and float with fewer steps, the baselines of equal cost."
         f" {data.results.trials}.",
     )
 

@@ -11,6 +11,7 @@ from torch import Tensor, nn
 from bitcycle.cpp.extension import operators
 from bitcycle.cpp.operators import AFFINE, BLOCK, cpp_operators
 from bitcycle.quantizer import Mx, Nvfp4
+from bitcycle.quantizer.hadamard import Rotation
 from bitcycle.quantizer.sbm import SbmActivation, SbmRows, SbmWeight
 from bitcycle.quantizer.sbm_gradient import SbmGradient
 
@@ -118,16 +119,76 @@ def block_tensors() -> list[Tensor]:
     return [*found, extreme, -torch.zeros(3, 40), torch.randn(4, 32, 1), torch.randn(48, 8, 3, 3)]
 
 
-@pytest.mark.skipif(operators(BLOCK) is None, reason="no compiler")
-@pytest.mark.parametrize("key", [None, STEP_KEY ^ LAYER_KEY], ids=["nearest", "stochastic"])
+def assert_same_with_signs(found: Tensor, expected: Tensor) -> None:
+    torch.testing.assert_close(found, expected, rtol=0, atol=0, equal_nan=True)
+    assert torch.equal(found.signbit()[~found.isnan()], expected.signbit()[~found.isnan()])
+
+
+KEYS = pytest.mark.parametrize("key", [None, STEP_KEY ^ LAYER_KEY], ids=["nearest", "stochastic"])
+COMBINED = Mx(forward_formats=["nvfp4", "mxfp8_e4m3"], gradient_formats=["nvfp4", "mxfp8_e5m2"], headroom=True)
+"""Formats with scales of both kinds, of which the bits choose one."""
+NEEDS_BLOCKS = pytest.mark.skipif(operators(BLOCK) is None, reason="no compiler")
+
+
+@NEEDS_BLOCKS
+@KEYS
 @pytest.mark.parametrize("threads", [1, 2], indirect=True)
-@pytest.mark.parametrize(("options", "bits"), [(Mx(), 0), (Mx(), 4), (Mx(), 6), (Mx(), 8), (Nvfp4(), 0), (Nvfp4(), 4)])
+@pytest.mark.parametrize(
+    ("options", "bits"),
+    [
+        (Mx(), 0),
+        (Mx(), 4),
+        (Mx(), 6),
+        (Mx(), 8),
+        (Nvfp4(), 0),
+        (Nvfp4(), 4),
+        (COMBINED, 0),
+        (COMBINED, 4),
+        (COMBINED, 8),
+    ],
+)
 def test_blocks_along_any_dimension(options, bits, threads, key):
     eager, native = (options.gradient(compile) for compile in (False, True))
     for x in block_tensors():
         for dim, groups in [(0, 1), (1, 1), (-1, 1), (1, 2)]:
             if x.shape[dim] % groups == 0:
                 arguments = (torch.tensor(bits), dim, groups, key)
-                found, expected = native.quantized(x, *arguments), eager.quantized(x, *arguments)
-                torch.testing.assert_close(found, expected, rtol=0, atol=0, equal_nan=True)
-                assert torch.equal(found.signbit()[~found.isnan()], expected.signbit()[~found.isnan()])
+                assert_same_with_signs(native.quantized(x, *arguments), eager.quantized(x, *arguments))
+
+
+def rotated_tensors() -> list[Tensor]:
+    """Whole tiles, tails of a tile, one row, parts of vectors, and tensors that are not contiguous."""
+    shapes = [(128, 80), (130, 67), (70, 1), (3, 1000), (2, 65, 130), (64, 32, 3, 3), (1, 64), (16, 5)]
+    found = [torch.randn(shape) for shape in shapes]
+    return [*found, torch.randn(100, 200).t(), *(x for x in block_tensors() if x.dim() < 4)]
+
+
+@NEEDS_BLOCKS
+@KEYS
+@pytest.mark.parametrize("size", [8, 16, 32, 64])
+@pytest.mark.parametrize("threads", [1, 2], indirect=True)
+@pytest.mark.parametrize(("options", "bits"), [(Mx(), 0), (Mx(), 4), (Mx(block=24), 4), (Nvfp4(), 4), (COMBINED, 4)])
+def test_blocks_after_a_rotation(options, bits, size, threads, key):
+    rotation = Rotation(size, LAYER_KEY)
+    eager, native = (options.gradient(compile) for compile in (False, True))
+    for x in rotated_tensors():
+        for dim, groups in [(0, 1), (1, 1), (-1, 1), (1, 2)]:
+            if x.shape[dim] % groups == 0:
+                arguments = (torch.tensor(bits), dim, groups, key, rotation)
+                assert_same_with_signs(native.quantized(x, *arguments), eager.quantized(x, *arguments))
+
+
+@NEEDS_BLOCKS
+@pytest.mark.parametrize("threads", [1, 2], indirect=True)
+@pytest.mark.parametrize(
+    ("options", "bits"), [(Nvfp4(), 0), (Nvfp4(), 4), (Mx(), 8), (Mx(block=24), 4), (Mx(block=80), 4)]
+)
+def test_squares_of_weights(options, bits, threads):
+    eager, native = (options.weight(compile) for compile in (False, True))
+    convolutions = [torch.randn(48, 40, 3, 3), torch.randn(34, 70, 2, 1).contiguous(memory_format=torch.channels_last)]
+    for weight in [*convolutions, torch.randn(96, 33, 3), *(x for x in block_tensors() if x.dim() < 4)]:
+        for groups in (1, 2):
+            if len(weight) % groups == 0:
+                arguments = (torch.tensor(bits), (0, 1), groups)
+                found, expected = (quantizer.in_squares(weight, *arguments) for quantizer in (native, eager))
+                assert_same_with_signs(found, expected)

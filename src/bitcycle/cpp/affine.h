@@ -92,20 +92,22 @@ struct Affine {
     }
 };
 
+// randomness.hash_bits: well-mixed bits of a counter and a key
+inline uint32_t mixed(uint32_t counter, uint32_t key) {
+    uint32_t bits = counter ^ key;
+    bits ^= bits >> 16;
+    bits *= 0x7FEB352Du;
+    bits ^= bits >> 15;
+    bits = (bits + key) * 0x846CA68Bu;
+    return bits ^ bits >> 16;
+}
+
 // Noise of elements, starting at counter `first`
 struct Noise {
     bool is_there = false;
     uint32_t key = 0, first = 0;
 
-    float at(uint32_t counter) const {
-        uint32_t mixed = counter ^ key;
-        mixed ^= mixed >> 16;
-        mixed *= 0x7FEB352Du;
-        mixed ^= mixed >> 15;
-        mixed = (mixed + key) * 0x846CA68Bu;
-        mixed ^= mixed >> 16;
-        return static_cast<float>(static_cast<int32_t>(mixed >> 8)) * 0x1p-24f - 0.5f;
-    }
+    float at(uint32_t counter) const { return static_cast<float>(static_cast<int32_t>(mixed(counter, key) >> 8)) * 0x1p-24f - 0.5f; }
 };
 
 // `to` may be `from`

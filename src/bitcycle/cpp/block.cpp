@@ -2,8 +2,9 @@
 // PyTorch's threads, without copies into and out of blocks.
 //
 // A tensor is viewed as [rows, length, inner]; a block has `size` consecutive elements along `length`, and the last
-// block of a row may be shorter. Noise counters include its padding. Compile without contraction of a * b + c, as
-// affine.cpp.
+// block of a row may be shorter. Noise counters include its padding. Before it is quantized, a tensor may be rotated along
+// `length` (hadamard.h), piece by piece so that what is rotated is read from the cache. A square has `size` consecutive elements
+// along the innermost dimension, too. Compile without contraction of a * b + c, as affine.cpp.
 
 #include <ATen/Parallel.h>
 #include <ATen/TensorOperators.h>
@@ -14,10 +15,12 @@
 #include <bit>
 #include <cmath>
 #include <cstdint>
+#include <numeric>
 #include <optional>
 #include <vector>
 
 #include "affine.h"
+#include "hadamard.h"
 
 namespace bitcycle {
 namespace {
@@ -92,40 +95,55 @@ struct OfTensor {
 
 struct Shape {
     int64_t rows, length, inner, size;
+    int64_t side;  // of squares, which `width` consecutive elements are divided into; 0: blocks
+    int64_t width;
     int64_t blocks() const { return (length + size - 1) / size; }  // per row
 };
 
-// `blocks` blocks of contiguous elements of one row; the last one may be shorter
-template <class Scale, bool STOCHASTIC>
-void quantize_contiguous(const float* from, float* to, int64_t blocks, int64_t size, int64_t length, const Element& element, float factor, Noise noise) {
+// `blocks` blocks of contiguous elements of one row; the last one may be shorter. SIZE: elements of a whole block if they are known
+// to the compiler, else 0
+template <class Scale, bool STOCHASTIC, int64_t SIZE>
+void quantize_contiguous(const float* from, float* to, int64_t blocks, int64_t size, int64_t length, const Element element, float factor, Noise noise) {
+    const auto for_each = [&](int64_t block, const auto& work) {
+        const int64_t first = block * size, last = std::min(length, first + size);
+        if (SIZE && first + SIZE == last) {
+#pragma GCC ivdep
+            for (int64_t i = 0; i < SIZE; i++) work(first + i);
+        } else {
+#pragma GCC ivdep
+            for (int64_t i = first; i < last; i++) work(i);
+        }
+    };
     uint32_t tops[LANES];
     for (int64_t block = 0; block < blocks; block++) {
-        const int64_t last = std::min(length, (block + 1) * size);
         uint32_t top = 0;
-        for (int64_t i = block * size; i < last; i++) top = std::max(top, magnitude(from[i]));
+        for_each(block, [&](int64_t i) { top = std::max(top, magnitude(from[i])); });
         tops[block] = top;
     }
     const Scale scale(tops, blocks, element, factor);
-    for (int64_t block = 0; block < blocks; block++) {
-        const int64_t last = std::min(length, (block + 1) * size);
-#pragma GCC ivdep
-        for (int64_t i = block * size; i < last; i++)
+    for (int64_t block = 0; block < blocks; block++)
+        for_each(block, [&](int64_t i) {
             if constexpr (STOCHASTIC)
                 to[i] = scale.apply(block, from[i], element, noise.at(noise.first + static_cast<uint32_t>(i)));
             else
                 to[i] = scale.apply(block, from[i], element);
-    }
+        });
 }
 
-// Blocks of `count` strided elements, `LANES` blocks at a time; the loop is vectorized only with a copy of `element`, which writing
-// to `to` cannot change
+// Blocks of `count` strided elements, or squares of `count` rows, `LANES` columns at a time; the loop is vectorized only with a
+// copy of `element`, which writing to `to` cannot change
 template <class Scale, bool STOCHASTIC>
-void quantize_across(const float* from, float* to, int64_t count, int64_t inner, const Element element, float factor, Noise noise) {
-    for (int64_t start = 0; start < inner; start += LANES) {
-        const int64_t lanes = std::min(LANES, inner - start);
+void quantize_across(const float* from, float* to, int64_t count, Shape shape, const Element element, float factor, Noise noise) {
+    const int64_t inner = shape.inner, step = shape.side ? LANES / shape.side * shape.side : LANES;
+    for (int64_t start = 0, lanes; start < inner; start += lanes) {
+        lanes = std::min(step, shape.width - start % shape.width);
         uint32_t top[LANES] = {};
         for (int64_t i = 0; i < count; i++)
             for (int64_t lane = 0; lane < lanes; lane++) top[lane] = std::max(top[lane], magnitude(from[i * inner + start + lane]));
+        for (int64_t lane = 0; shape.side && lane < lanes; lane += shape.side) {
+            uint32_t* last = top + std::min(lanes, lane + shape.side);
+            std::fill(top + lane, last, *std::max_element(top + lane, last));
+        }
         const Scale scale(top, lanes, element, factor);
         for (int64_t i = 0; i < count; i++) {
             const int64_t at = i * inner + start;
@@ -139,21 +157,23 @@ void quantize_across(const float* from, float* to, int64_t count, int64_t inner,
     }
 }
 
+// Blocks `first` to `last` - 1, numbered over all rows
 template <class Scale, bool STOCHASTIC>
-void quantize(const float* from, float* to, Shape shape, const Element& element, float factor, int32_t key) {
+void quantize(const float* from, float* to, int64_t first, int64_t last, Shape shape, const Element& element, float factor, uint32_t key) {
     const int64_t blocks = shape.blocks(), area = shape.size * shape.inner;
-    at::parallel_for(0, shape.rows * blocks, std::max<int64_t>(1, GRAIN / area), [&](int64_t first, int64_t last) {
-        for (int64_t block = first, together = 1; block < last; block += together) {
-            const int64_t start = block % blocks * shape.size, at = (block / blocks * shape.length + start) * shape.inner;
-            const Noise noise{STOCHASTIC, static_cast<uint32_t>(key), static_cast<uint32_t>(block * area)};
-            if (shape.inner == 1) {
-                together = std::min({LANES, last - block, blocks - block % blocks});
-                quantize_contiguous<Scale, STOCHASTIC>(from + at, to + at, together, shape.size, shape.length - start, element, factor, noise);
-            } else {
-                quantize_across<Scale, STOCHASTIC>(from + at, to + at, std::min(shape.size, shape.length - start), shape.inner, element, factor, noise);
-            }
+    for (int64_t block = first, together = 1; block < last; block += together) {
+        const int64_t start = block % blocks * shape.size, at = (block / blocks * shape.length + start) * shape.inner;
+        const Noise noise{STOCHASTIC, key, static_cast<uint32_t>(block * area)};
+        if (shape.inner == 1) {
+            together = std::min({LANES, last - block, blocks - block % blocks});
+            const auto function = shape.size == 16   ? quantize_contiguous<Scale, STOCHASTIC, 16>
+                                  : shape.size == 32 ? quantize_contiguous<Scale, STOCHASTIC, 32>
+                                                     : quantize_contiguous<Scale, STOCHASTIC, 0>;
+            function(from + at, to + at, together, shape.size, shape.length - start, element, factor, noise);
+        } else {
+            quantize_across<Scale, STOCHASTIC>(from + at, to + at, std::min(shape.size, shape.length - start), shape, element, factor, noise);
         }
-    });
+    }
 }
 
 // Scale of the tensor, which maps its largest finite magnitude to the end of the range
@@ -167,10 +187,22 @@ float scale_of_tensor(const float* x, int64_t count, const Element& element) {
     return scale > 0 ? scale : 1.0f;
 }
 
-// Quantizes x in blocks of `size` along `dim`, separately in `groups` equal parts; element: mantissa, lowest, highest,
-// largest; headroom: factor of the elements of MX formats while they are rounded stochastically
-Tensor quantize_blocks(const Tensor& x, int64_t dim, int64_t size, int64_t groups, const Tensor& element, const Tensor& bits,
-                       const std::optional<Tensor>& key, bool tensor_scale, double headroom) {
+// Calls work(row, start, count) for pieces of rows, each a multiple of `unit` elements along `length`
+template <class Work>
+void for_pieces(const Shape& shape, int64_t unit, const Work& work) {
+    constexpr int64_t PIECE = 1 << 12;
+    const int64_t piece = unit * std::max<int64_t>(1, PIECE / (unit * shape.inner)), pieces = (shape.length + piece - 1) / piece;
+    at::parallel_for(0, shape.rows * pieces, std::max<int64_t>(1, GRAIN / (piece * shape.inner)), [&](int64_t first, int64_t last) {
+        for (int64_t i = first; i < last; i++) work(i / pieces, i % pieces * piece, std::min(piece, shape.length - i % pieces * piece));
+    });
+}
+
+// x in blocks of the format that `bits` select, along `dim`, separately in `groups` equal parts. formats [33, 6]: mantissa, lowest,
+// highest and largest of the element, elements per block, and whether there is a scale of the tensor; headroom: factor of the
+// elements of MX formats while they are rounded stochastically; turn, turn_key: size of the rotation before it, 0 for none, and
+// the key of its signs; squares: of a weight, whose second dimension is its other side, with `dim` 0
+Tensor quantize_blocks(const Tensor& x, const Tensor& bits, const Tensor& formats, int64_t dim, int64_t groups, const std::optional<Tensor>& key,
+                       double headroom, int64_t turn, const std::optional<Tensor>& turn_key, bool squares) {
     at::NoGradGuard no_grad;
     const bool is_image = x.dim() >= 4;
     const Tensor ordered = is_image ? x.movedim(1, -1).contiguous() : x.contiguous();
@@ -178,20 +210,35 @@ Tensor quantize_blocks(const Tensor& x, int64_t dim, int64_t size, int64_t group
     const int64_t position = !is_image ? dim : dim == 1 ? x.dim() - 1 : std::max<int64_t>(dim - 1, 0);
     int64_t inner = 1;
     for (int64_t i = position + 1; i < x.dim(); i++) inner *= ordered.size(i);
-    const int64_t length = ordered.size(position) / groups;
-    const Shape shape{x.numel() / (length * inner), length, inner, std::min(size, length)};
+    const int64_t length = ordered.size(position) / groups, number = *bits.const_data_ptr<int64_t>();
+    const float* row = formats.const_data_ptr<float>() + 6 * number;
+    const Element element{static_cast<int32_t>(row[0]), static_cast<int32_t>(row[1]), static_cast<int32_t>(row[2]), row[3]};
+    const int64_t size = std::min(static_cast<int64_t>(row[4]), length), side = squares ? static_cast<int64_t>(row[4]) : 0;
+    const Shape shape{x.numel() / (length * inner), length, inner, size, side, squares ? x.size(1) : inner};
 
-    Tensor y = *bits.const_data_ptr<int64_t>() > 0 ? at::empty(ordered.sizes(), ordered.options()) : ordered.clone();
-    if (*bits.const_data_ptr<int64_t>() > 0) {
-        const float* row = element.const_data_ptr<float>();
-        const Element form{static_cast<int32_t>(row[0]), static_cast<int32_t>(row[1]), static_cast<int32_t>(row[2]), row[3]};
-        const float* from = ordered.const_data_ptr<float>();
-        float* to = y.mutable_data_ptr<float>();
-        const float factor = tensor_scale ? scale_of_tensor(from, x.numel(), form) : static_cast<float>(headroom);
-        const int32_t number = key ? *key->const_data_ptr<int32_t>() : 0;
-        const auto function = tensor_scale ? (key ? quantize<OfTensor, true> : quantize<OfTensor, false>)
-                                            : (key ? quantize<PowerOfTwo, true> : quantize<PowerOfTwo, false>);
-        function(from, to, shape, form, factor, number);
+    Tensor y = number > 0 || turn > 0 ? at::empty(ordered.sizes(), ordered.options()) : ordered.clone();
+    const float* from = ordered.const_data_ptr<float>();
+    float* to = y.mutable_data_ptr<float>();
+    std::optional<Rotation> rotation;
+    if (turn > 0) rotation.emplace(turn, static_cast<uint32_t>(*turn_key->const_data_ptr<int32_t>()));
+    const auto rotate = [&](int64_t row, int64_t start, int64_t count) {
+        const int64_t at = (row * length + start) * inner;
+        rotation->apply(from + at, to + at, count, inner);
+    };
+    if (turn > 0 && (number == 0 || row[5])) {  // the largest magnitude is that of the rotated tensor
+        for_pieces(shape, turn, rotate);
+        from = to, rotation.reset();
+    }
+    if (number > 0) {
+        const float factor = row[5] ? scale_of_tensor(from, x.numel(), element) : static_cast<float>(headroom);
+        const auto function = row[5] ? (key ? quantize<OfTensor, true> : quantize<OfTensor, false>)
+                                     : (key ? quantize<PowerOfTwo, true> : quantize<PowerOfTwo, false>);
+        const auto noise_key = key ? static_cast<uint32_t>(*key->const_data_ptr<int32_t>()) : 0;
+        for_pieces(shape, rotation ? std::lcm(size, turn) : size, [&](int64_t row, int64_t start, int64_t count) {
+            if (rotation) rotate(row, start, count);
+            const int64_t first = row * shape.blocks() + start / size;
+            function(rotation ? to : from, to, first, first + (count + size - 1) / size, shape, element, factor, noise_key);
+        });
     }
     return is_image ? y.movedim(-1, 1) : y;
 }

@@ -6,7 +6,7 @@ dimension is given, blocks run along the channels of [N, C, H, W] (dimension 1),
 """
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from fractions import Fraction
 from typing import NamedTuple
@@ -22,10 +22,13 @@ from bitcycle.quantizer.autograd import straight_through
 from bitcycle.quantizer.base import GradientQuantizer, TensorQuantizer
 from bitcycle.quantizer.compile_utils import kernel
 from bitcycle.quantizer.format import FormatOptions, Formatted
+from bitcycle.quantizer.hadamard import Rotation
 from bitcycle.randomness import uniform_noise
 from bitcycle.settings import SettingError, setting
 
 SCALE_BITS = 8
+LANES = 64
+"""Longest side of a square that the operator quantizes."""
 HEADROOM = 0.75
 """Factor before stochastic rounding with `headroom`: the largest element of a block, below 8 in units of the scale, stays below
 6, so that nothing saturates ("Training LLMs with MXFP4", section 3.1)."""
@@ -111,12 +114,17 @@ class Blocks(Formatted):
     has_blocks = True
     uses: Tensor
     """[scalings, 33], 1 for the bits whose format has the scaling."""
+    formats: Tensor
+    """[33, 6], for the operator: the row of `elements` for each number of bits, and block and of_tensor of its scaling."""
 
     def __init__(self, options: "BlockOptions", role: str, compile: bool) -> None:
         super().__init__(options.formats(role), compile, options.stochastic)
-        by_bits = options.scalings(role)
-        self.scalings, self.headroom = tuple(dict.fromkeys(by_bits.values())), options.headroom
-        self.register_buffer("uses", uses_by_bits(by_bits, self.scalings), persistent=False)
+        chosen = scalings_by_bits(options.scalings(role))
+        self.scalings, self.headroom = tuple(dict.fromkeys(chosen)), options.headroom
+        uses = torch.tensor([[int(scaling == of_bits) for of_bits in chosen] for scaling in self.scalings])
+        self.register_buffer("uses", uses, persistent=False)
+        blocks = torch.tensor([[scaling.block, scaling.of_tensor] for scaling in chosen])
+        self.register_buffer("formats", torch.cat([self.elements, blocks], 1), persistent=False)
         of_tensor = any(scaling.of_tensor for scaling in self.scalings)
         self.samples_are_independent = self.steps_are_independent = not of_tensor
 
@@ -127,23 +135,49 @@ class Blocks(Formatted):
         uses = self.uses.index_select(1, bits.view(1)).view(-1)
         return [(scaling, bits * use) for scaling, use in zip(self.scalings, uses.unbind())]
 
-    def quantized(self, x: Tensor, bits: Tensor, dim: int, groups: int, key: Tensor | None = None) -> Tensor:
-        """x in blocks along `dim` that do not cross groups; stochastically rounded if a key is given."""
-        if x.numel():
-            for scaling, own in self.by_scaling(bits):
-                x = self.scaled(x, own, scaling, dim, groups, key)
+    def quantized(
+        self,
+        x: Tensor,
+        bits: Tensor,
+        dim: int,
+        groups: int = 1,
+        key: Tensor | None = None,
+        rotation: Rotation | None = None,
+    ) -> Tensor:
+        """x, rotated along `dim` if requested, in blocks along it that do not cross groups; stochastically rounded if a key is
+        given."""
+        if not x.numel():
+            return x
+        has_operator = cpp_operators(x, self.compile_kernel, OPERATORS) is not None
+        if rotation is not None and not (has_operator and rotation.has_operator(x)):
+            x, rotation = rotation(x, dim, groups), None
+        if has_operator:
+            return self.operated(x, bits, dim, groups, key, rotation)
+        for scaling, own in self.by_scaling(bits):
+            x = self.scaled(x, own, scaling, dim, groups, key)
         return x
+
+    def operated(
+        self,
+        x: Tensor,
+        bits: Tensor,
+        dim: int,
+        groups: int,
+        key: Tensor | None = None,
+        rotation: Rotation | None = None,
+        squares: bool = False,
+    ) -> Tensor:
+        """`quantized`, or a weight in squares, by the operator."""
+        headroom = HEADROOM if self.headroom else 1.0
+        turn = (0, None) if rotation is None else rotation
+        return torch.ops.bitcycle.quantize_blocks(x, bits, self.formats, dim, groups, key, headroom, *turn, squares)
 
     def scaled(
         self, x: Tensor, bits: Tensor, scaling: Scaling, dim: int, groups: int = 1, key: Tensor | None = None
     ) -> Tensor:
-        """`quantized` with a given scaling."""
+        """`quantized` with a given scaling, by PyTorch's operators."""
         element = self.element(bits)
         headroom = HEADROOM if self.headroom and key is not None and not scaling.of_tensor else 1.0
-        if (native := cpp_operators(x, self.compile_kernel, OPERATORS)) is not None:
-            return native.quantize_blocks(
-                x, dim, scaling.block, groups, element, bits, key, scaling.of_tensor, headroom
-            )
         blocks = split(x, dim, scaling.block, groups)
         if key is None:
             blocks = kernel(scaling.function, self.compile_kernel)(blocks, element, bits)
@@ -152,11 +186,10 @@ class Blocks(Formatted):
         return join(blocks, x, dim, groups)
 
 
-def uses_by_bits(by_bits: Mapping[int, Scaling], scalings: Sequence[Scaling]) -> Tensor:
-    """[scalings, 33] int64: 1 where the bits, or the next wider ones that have a format, select a format of the scaling."""
+def scalings_by_bits(by_bits: Mapping[int, Scaling]) -> list[Scaling]:
+    """The scaling that each of 0 to 32 bits select: that of their format, or of the next wider one that there is."""
     widths = sorted(by_bits)
-    chosen = [by_bits[next((width for width in widths if width >= bits), widths[-1])] for bits in range(FLOAT + 1)]
-    return torch.tensor([[int(scaling == of_bits) for of_bits in chosen] for scaling in scalings])
+    return [by_bits[next((width for width in widths if width >= bits), widths[-1])] for bits in range(FLOAT + 1)]
 
 
 class BlockQuantizer(Blocks, TensorQuantizer):
@@ -165,13 +198,26 @@ class BlockQuantizer(Blocks, TensorQuantizer):
     def forward(self, x: Tensor, bits: Tensor) -> Tensor:
         return straight_through(self.along, x, bits, _features(x))
 
-    def along(self, x: Tensor, bits: Tensor, dim: int, groups: int = 1, key: Tensor | None = None) -> Tensor:
-        """x quantized in blocks along `dim` (see `TensorQuantizer.along`); rounded stochastically if a key is given."""
-        return self.quantized(x, bits, dim, groups, key)
+    def along(
+        self,
+        x: Tensor,
+        bits: Tensor,
+        dim: int,
+        groups: int = 1,
+        key: Tensor | None = None,
+        rotation: Rotation | None = None,
+    ) -> Tensor:
+        """x quantized in blocks along `dim` (see `TensorQuantizer.along`), after a rotation along it if there is one; rounded
+        stochastically if a key is given."""
+        return self.quantized(x, bits, dim, groups, key, rotation)
 
     def in_squares(self, weight: Tensor, bits: Tensor, dims: tuple[int, int], groups: int = 1) -> Tensor:
         """A weight quantized in squares of block x block elements along two dimensions, the first of which has `groups`: both
         products that read it get the same values."""
+        fits = dims == (0, 1) and all(scaling.block <= LANES for scaling in self.scalings)
+        if fits and cpp_operators(weight, self.compile_kernel, OPERATORS) is not None:
+            image = weight.unsqueeze(-1) if weight.dim() == 3 else weight  # whose inputs lie next to each other
+            return self.operated(image, bits, 0, groups, squares=True).reshape(weight.shape).contiguous()
         for scaling, own in self.by_scaling(bits):
             tiles = squares(weight, dims, scaling.block, groups)
             tiles = self.scaled(tiles, own, scaling._replace(block=scaling.block**2), dim=1)
@@ -185,8 +231,17 @@ class BlockGradient(Blocks, GradientQuantizer):
     def quantize(self, gradient: Tensor, bits: Tensor, step_key: Tensor, layer_key: Tensor) -> Tensor:
         return self.along(gradient, bits, _features(gradient), step_key ^ layer_key)
 
-    def along(self, gradient: Tensor, bits: Tensor, dim: int, key: Tensor, groups: int = 1) -> Tensor:
-        return self.quantized(gradient, bits, dim, groups, key if self.stochastic else None)
+    def along(
+        self,
+        gradient: Tensor,
+        bits: Tensor,
+        dim: int,
+        key: Tensor,
+        groups: int = 1,
+        rotation: Rotation | None = None,
+    ) -> Tensor:
+        """The gradient quantized in blocks along `dim`, after a rotation along it if there is one. Any shape, kept."""
+        return self.quantized(gradient, bits, dim, groups, key if self.stochastic else None, rotation)
 
 
 def _with_noise(

@@ -11,10 +11,12 @@ section 4.2 and appendix C.
 
 import math
 from functools import cache
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
+from bitcycle.cpp.operators import BLOCK, cpp_operators
 from bitcycle.device import to_device
 from bitcycle.randomness import hash_bits
 
@@ -63,3 +65,30 @@ def rotate(x: Tensor, dim: int, size: int, signs: Tensor, groups: int = 1) -> Te
     if whole < length:
         turned = torch.cat([turned, rows[:, whole:]], 1)
     return turned.reshape(x.shape).to(x.dtype)
+
+
+class Rotation(NamedTuple):
+    """The rotation with tiles of `size` elements whose signs are drawn with the int32 `key`, a scalar."""
+
+    size: int
+    key: Tensor
+
+    def __call__(self, x: Tensor, dim: int, groups: int = 1) -> Tensor:
+        """`rotate` with these signs. The shape of x is kept."""
+        return rotate(x, dim, self.size, random_signs(self.size, self.key), groups)
+
+    def has_operator(self, x: Tensor) -> bool:
+        """Whether the C++ operator rotates x as PyTorch does, which multiplies a single tile in another order."""
+        return 16 <= self.size <= 64 and x.numel() >= 2 * self.size and _adds_in_order(self.size)
+
+
+@cache
+def _adds_in_order(size: int) -> bool:
+    """Whether products of matrices add in the order of the operator: on this processor, and with these sizes."""
+    x = torch.randn(2 * size, 2 * size + 7, generator=torch.Generator().manual_seed(size))
+    rotation, native = Rotation(size, torch.tensor(size, dtype=torch.int32)), cpp_operators(x, True, BLOCK)
+    if native is None:
+        return False
+    bits, formats = torch.tensor(0), torch.zeros(1, 6)
+    found = (native.quantize_blocks(x, bits, formats, dim, 1, None, 1.0, *rotation, False) for dim in (0, 1))
+    return all(torch.equal(y, rotation(x, dim)) for dim, y in enumerate(found))

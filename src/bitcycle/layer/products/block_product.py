@@ -32,7 +32,7 @@ from torch.nn.modules.conv import _ConvNd
 
 from bitcycle.layer.memory_format import operands_of
 from bitcycle.quantizer.block import PRODUCTS, BlockOptions
-from bitcycle.quantizer.hadamard import random_signs, rotate
+from bitcycle.quantizer.hadamard import Rotation
 from bitcycle.randomness import int32_key
 
 Product = Callable[[Tensor, Tensor, Optional[Tensor]], Tensor]
@@ -163,46 +163,37 @@ def copies_of(product: Any, key: Tensor) -> Copies:
     gradient_bits, key = state.gradient_bits.clone(), state.step_key ^ key
     back = (gradient_bits, gradient_bits) if options.backward_bits == "gradient" else (weight_bits, bits)
     weight_key, x_key = (key + offset if options.stochastic_operands else None for offset in OPERAND_COPIES)
-    turned_error, turned_update = (_rotation(options, name, key) for name in PRODUCTS)
+    error_rotation, update_rotation = (_rotation(options, name, key) for name in PRODUCTS)
     if is_depthwise:  # its dgrad sums over no channels
-        turned_error = _unturned
+        error_rotation = None
 
     def rows(x: Tensor) -> Tensor:
         return x.reshape(-1, x.shape[-1]) if axes.samples is None else x
 
-    def weight(w: Tensor, dim: int, bits: Tensor, key: Tensor | None = None) -> Tensor:
+    def weight(
+        w: Tensor, dim: int, bits: Tensor, key: Tensor | None = None, rotation: Rotation | None = None
+    ) -> Tensor:
         if options.square_weights and {inputs, outputs} == {0, 1}:
             return weights.in_squares(w, bits, (0, 1), groups)
-        return weights.along(w, bits, dim, groups if dim == 0 else 1, key)
+        return weights.along(w, bits, dim, groups if dim == 0 else 1, key, rotation)
 
     samples = axes.samples or 0
     return Copies(
         features=axes.features,
         forward_x=lambda x: activations.along(x, bits, axes.features, groups),
         forward_weight=lambda w: weight(w, inputs, weight_bits),
-        error_gradient=lambda g: gradients.along(
-            turned_error(g, axes.features, groups), gradient_bits, axes.features, key, groups
-        ),
-        error_weight=lambda w: weight(
-            turned_error(w, outputs, groups if outputs == 0 else 1), outputs, back[0], weight_key
-        ),
+        error_gradient=lambda g: gradients.along(g, gradient_bits, axes.features, key, groups, error_rotation),
+        error_weight=lambda w: weight(w, outputs, back[0], weight_key, error_rotation),
         update_gradient=lambda g: gradients.along(
-            turned_update(rows(g), samples), gradient_bits, samples, key + SECOND_COPY
+            rows(g), gradient_bits, samples, key + SECOND_COPY, rotation=update_rotation
         ).view_as(g),
-        update_x=lambda x: activations.along(turned_update(rows(x), samples), back[1], samples, key=x_key).view_as(x),
+        update_x=lambda x: activations.along(rows(x), back[1], samples, key=x_key, rotation=update_rotation).view_as(x),
     )
 
 
-def _rotation(options: BlockOptions, product: str, key: Tensor) -> Callable[..., Tensor]:
-    """The rotation (x, dim, groups) of both operands of one product of the backward pass; without effect if not requested."""
+def _rotation(options: BlockOptions, product: str, key: Tensor) -> Rotation | None:
+    """The rotation of both operands of one product of the backward pass; None if not requested."""
     if product not in options.hadamard:
-        return _unturned
-    size = options.hadamard_size
-    signs = random_signs(
-        size, SIGNS[product] ^ key if options.hadamard_signs == "drawn" else key.new_full((), SIGNS["all"])
-    )
-    return lambda x, dim, groups=1: rotate(x, dim, size, signs, groups)
-
-
-def _unturned(x: Tensor, _dim: int, _groups: int = 1) -> Tensor:
-    return x
+        return None
+    fixed = options.hadamard_signs == "fixed"
+    return Rotation(options.hadamard_size, key.new_full((), SIGNS["all"]) if fixed else SIGNS[product] ^ key)

@@ -1,6 +1,5 @@
 """The command `bitcycle`, also `python -m bitcycle` and `python train.py`: a run, a sweep (-m), or one of the sub-commands."""
 
-import argparse
 import runpy
 import sys
 from pathlib import Path
@@ -21,17 +20,12 @@ def main(conf: Path | None = None) -> int:
     word = sys.argv[1] if len(sys.argv) > 1 else ""
     known = sub_commands()
     if word in known:
-        chosen = known[word]
-        if chosen.arguments is not None:
-            parser = argparse.ArgumentParser(f"bitcycle {word}", description=chosen.help)
-            if chosen.arguments:
-                name, number, text = chosen.arguments
-                parser.add_argument(name, nargs=number, help=text)
-            parser.parse_args(sys.argv[2:])
         del sys.argv[1]
         from bitcycle.guard import guarded
+        from bitcycle.training.display import set_up_console
 
-        return guarded(lambda: runpy.run_module(chosen.module, run_name="__main__", alter_sys=True))
+        set_up_console()
+        return guarded(lambda: runpy.run_module(known[word].module, run_name="__main__", alter_sys=True))
     if word.isidentifier():
         error = SettingError("sub-command", word, "there is no such sub-command", nearest(word, known))
         print(f"wrong configuration: {error}", file=sys.stderr)

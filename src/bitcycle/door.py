@@ -1,6 +1,7 @@
 """The sub-commands, and the library's one door to `bitcycle.reproduction`, the five papers: no other module imports it, and it
 may be absent."""
 
+from argparse import ArgumentParser, RawDescriptionHelpFormatter
 from importlib import import_module
 from importlib.util import find_spec
 from types import ModuleType
@@ -14,17 +15,11 @@ class SubCommand(NamedTuple):
 
     module: str
     help: str
-    arguments: tuple[str, str, str] | tuple[()] | None = None
-    """Name, number (as argparse writes it) and help text of its arguments, if the module has no parser of its own."""
 
 
 LIBRARY = {
     "doctor": SubCommand("bitcycle.doctor", "whether a run or sweep can work on this machine, and how long it takes"),
-    "status": SubCommand(
-        "bitcycle.sweep.status",
-        "all runs and sweeps with their progress and the time left",
-        ("SCALE", "*", "paper, mini or smoke; default: every scale with runs in results/runs"),
-    ),
+    "status": SubCommand("bitcycle.sweep.status", "all runs and sweeps with their progress and the time left"),
     "bench": SubCommand("bitcycle.benchmark", "time and memory of steps, quantizers, data and runs"),
 }
 """The sub-commands of the library."""
@@ -42,3 +37,9 @@ def sub_commands() -> dict[str, SubCommand]:
     """The sub-commands of the command line by their words, with those of the papers if they are there."""
     papers = reproduction()
     return LIBRARY if papers is None else {**LIBRARY, **papers.SUB_COMMANDS}
+
+
+def parser_of(word: str, description: str | None = None) -> ArgumentParser:
+    """The parser of a sub-command, still without arguments; without a description, its line in the list of sub-commands."""
+    text = description or sub_commands()[word].help
+    return ArgumentParser(f"bitcycle {word}", description=text, formatter_class=RawDescriptionHelpFormatter)

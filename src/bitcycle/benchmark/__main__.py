@@ -1,10 +1,10 @@
 """`make bench`: measure time and memory of steps, quantizers, data and runs, print tables, and record them in
 results/benchmark."""
 
-import argparse
 import os
 import re
 import sys
+from argparse import Namespace
 from collections.abc import Callable, Sequence
 from datetime import UTC, datetime
 from pathlib import Path
@@ -24,8 +24,8 @@ from bitcycle.benchmark.throughput import (
     write,
 )
 from bitcycle.device import choose_device
+from bitcycle.door import parser_of
 from bitcycle.files import read_object
-from bitcycle.training.display import set_up_console
 from bitcycle.training.environment import describe_environment, instruction_set, keep_freed_memory, processor
 
 PARTS = ("networks", "quantizers", "data", "runs", "contention")
@@ -33,9 +33,9 @@ QUICK = ("resnet20", "lstm")
 CHECKED = ("resnet8_16", "resnet20", "lstm2_200", "gcn_cora")
 
 
-def arguments(words: Sequence[str] | None = None) -> argparse.Namespace:
+def arguments(words: Sequence[str] | None = None) -> Namespace:
     """Parse the command line."""
-    parser = argparse.ArgumentParser(prog="bitcycle bench", description=__doc__)
+    parser = parser_of("bench", __doc__)
     parser.add_argument("--networks", nargs="+", choices=list(networks(False)), help="networks; default: all")
     parser.add_argument("--parts", nargs="+", choices=PARTS, default=list(PARTS), help="what to measure; default: all")
     parser.add_argument("--rounds", type=int, default=7, help="timed steps per variant")
@@ -60,7 +60,7 @@ def arguments(words: Sequence[str] | None = None) -> argparse.Namespace:
     return chosen
 
 
-def measure(chosen: argparse.Namespace, keep: Callable[[dict[str, Any]], None]) -> dict[str, Any]:
+def measure(chosen: Namespace, keep: Callable[[dict[str, Any]], None]) -> dict[str, Any]:
     """Measure the chosen parts and return the record; `keep` receives the partial record after each network."""
     device = choose_device(chosen.device)
     torch.set_num_threads(chosen.threads)
@@ -93,7 +93,7 @@ def measure(chosen: argparse.Namespace, keep: Callable[[dict[str, Any]], None]) 
     return record
 
 
-def check(chosen: argparse.Namespace, path: Path) -> int:
+def check(chosen: Namespace, path: Path) -> int:
     """Compare with the record; return 1 if something is slower, 2 if this hardware has no record of these networks."""
     expected: dict[str, Any] = {}
     for record in sorted(path.parent.glob(f"{path.stem}*.json")):
@@ -110,7 +110,6 @@ def check(chosen: argparse.Namespace, path: Path) -> int:
 
 def main() -> None:
     """Run the benchmark."""
-    set_up_console()
     chosen = arguments()
     device = choose_device(chosen.device)
     name = f"{processor(device)} {instruction_set() if device.type == 'cpu' else ''} {chosen.threads} threads"

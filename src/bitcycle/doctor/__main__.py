@@ -8,7 +8,6 @@
 Exit codes: 0 it can work; 3 its data are missing; 2 its configuration is invalid; 1 anything else.
 """
 
-import argparse
 import json
 import sys
 from collections.abc import Iterator, Mapping
@@ -22,15 +21,15 @@ from bitcycle.doctor.finding import Finding, describe, exit_code, row
 from bitcycle.doctor.machine import machine_findings
 from bitcycle.doctor.numerics import numerics_findings
 from bitcycle.doctor.work import dataset_findings, run_findings, sweep_findings
+from bitcycle.door import parser_of
 from bitcycle.errors import EXIT_DATA_MISSING, EXIT_DONE, EXIT_WRONG_CONFIGURATION, RunError
 from bitcycle.files import resource_root
 from bitcycle.guard import guarded
 from bitcycle.settings import SettingError, nearest
-from bitcycle.signals import stop_at_once
 from bitcycle.sweep.composition import composing
 from bitcycle.sweep.grid import Overrides
 from bitcycle.sweep.registry import Compose, SweepRun, index_runs, read_sweep, sweep_files
-from bitcycle.training.display import console, set_up_console
+from bitcycle.training.display import console
 
 SWEEP = "+sweeps"
 DEMO = {"dataset": "digits", "model": "resnet8", "schedule": "RTH", "scale": "mini"}
@@ -41,12 +40,9 @@ VERDICTS = {EXIT_DONE: "it can work here", EXIT_DATA_MISSING: "its data are miss
 
 def main() -> int:
     """Run the command; returns the exit code."""
-    form = argparse.RawDescriptionHelpFormatter
-    parser = argparse.ArgumentParser("bitcycle doctor", description=__doc__, formatter_class=form)
+    parser = parser_of("doctor", __doc__)
     parser.add_argument("words", nargs="*", metavar="SETTING=VALUE", help="settings of train.py; json: print JSON")
     given = parser.parse_args()
-    stop_at_once()
-    set_up_console()  # C++ operators that are compiled are in the log
     settings = [word for word in given.words if word != "json"]
     return guarded(lambda: examine(parse(settings), as_json="json" in given.words))
 

@@ -5,11 +5,6 @@ It builds on the library, which never imports it: what trains, sweeps, counts an
 
 from bitcycle.door import SubCommand
 
-_ARGUMENTS: dict[str, tuple[str, str, str] | tuple[()]] = {
-    "collect": ("FOLDER", "?", "folder of the run folders; default: results/runs"),
-    "figures": (),
-    "manifest": ("SCALE", "*", "paper, mini or smoke; default: all"),
-}
 _MODULES = {
     "collect": ("analysis.collect", "gather finished runs and their curves into results/summary"),
     "figures": ("figure.make", "draw the figures and tables of the papers, results/index.html"),
@@ -26,7 +21,5 @@ _MODULES = {
     "corruption": ("measurement.corruption", "accuracy of a finished network on corrupted images"),
     "noise": ("measurement.noise", "error rates of a finished speech recognizer on noisy recordings"),
 }
-SUB_COMMANDS = {
-    name: SubCommand(f"{__name__}.{module}", words, _ARGUMENTS.get(name)) for name, (module, words) in _MODULES.items()
-}
+SUB_COMMANDS = {name: SubCommand(f"{__name__}.{module}", words) for name, (module, words) in _MODULES.items()}
 """Sub-command on the command line -> its module. This file imports nothing else, as every call of the command reads it."""

@@ -25,6 +25,7 @@ from rich.console import Console
 from rich.table import Column, Table
 
 from bitcycle.configuration import GROUPS, RunConfig, read_config
+from bitcycle.door import parser_of
 from bitcycle.files import read_csv, resource_root
 from bitcycle.guard import guarded
 from bitcycle.recipe.options import TrainingOptions
@@ -281,13 +282,15 @@ def advise(config: RunConfig, budget: float, measure: str | None, summary: Path)
 
 def main() -> int:
     """Run the command; returns the exit code."""
-    return guarded(lambda: _advise(sys.argv[1:]))
+    parser = parser_of("advise", __doc__)
+    parser.add_argument(
+        "words", nargs="*", metavar="SETTING=VALUE", help="settings of this command, and those of train.py"
+    )
+    words = parser.parse_args().words
+    return guarded(lambda: _advise(words))
 
 
 def _advise(arguments: Sequence[str]) -> None:
-    if {"-h", "--help"} & set(arguments):
-        print(__doc__)
-        return
     words, overrides = dict[str, str](), []
     for argument in arguments:
         key, _, value = argument.partition("=")

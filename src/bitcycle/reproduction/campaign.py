@@ -13,12 +13,12 @@ stop the others; runs that failed before come last, and runs in progress in othe
 results/summary as runs end. `make reproduce` trains every sweep as one campaign.
 """
 
-import argparse
 import logging
 import math
 import os
 import sys
 import time
+from argparse import Namespace
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -32,6 +32,7 @@ from rich.table import Table
 from yaml import YAMLError
 
 from bitcycle.configuration import SCALES
+from bitcycle.door import parser_of
 from bitcycle.errors import EXIT_DONE, EXIT_INTERRUPTED, EXIT_WRONG_CONFIGURATION, RunError
 from bitcycle.files import read_csv, resource_root, try_lock
 from bitcycle.guard import guarded
@@ -41,7 +42,6 @@ from bitcycle.reproduction.analysis.frozen import check_frozen, read_families
 from bitcycle.reproduction.analysis.items import PUBLISHED
 from bitcycle.reproduction.manifest import record_launch
 from bitcycle.settings import SettingError, nearest
-from bitcycle.signals import stop_at_once
 from bitcycle.sweep.composition import composing
 from bitcycle.sweep.execution import worst
 from bitcycle.sweep.forkserver import NICENESS, PRIORITY_VARIABLE
@@ -51,7 +51,7 @@ from bitcycle.sweep.progress import TELL_SECONDS
 from bitcycle.sweep.registry import FINISHED, UNFINISHED, Compose, SweepRun, distinct, index_runs, mark, read_sweep
 from bitcycle.sweep.status import Speeds, recorded_seconds, sweeps_table
 from bitcycle.threads import THREADS, users_threads
-from bitcycle.training.display import console, set_up_console
+from bitcycle.training.display import console
 from bitcycle.training.run_folder import RunFolder
 
 logger = logging.getLogger("bitcycle.reproduction.campaign")  # as a command this module is called __main__
@@ -259,7 +259,7 @@ def alone(results_root: Path) -> Iterator[None]:
 
 def main() -> int:
     """Run the command; returns the exit code."""
-    parser = argparse.ArgumentParser(prog="bitcycle campaign", description=(__doc__ or "").split("\n")[0])
+    parser = parser_of("campaign", __doc__)
     parser.add_argument("--plan", type=Path, help=f"default: {PLAN} of the repository")
     parser.add_argument("--jobs", type=int, default=1, help="runs at a time; default: 1")
     parser.add_argument("--threads", type=int, help="CPU threads of a run; default: OMP_NUM_THREADS, or 1")
@@ -269,12 +269,10 @@ def main() -> int:
     parser.add_argument("--summary", type=Path, default=SUMMARY, help="where results are added")
     parser.add_argument("--dry-run", action="store_true", help="show the parts, their states and the time left")
     given = parser.parse_args()
-    stop_at_once()
-    set_up_console()
     return guarded(lambda: run(given, resource_root()))
 
 
-def run(given: argparse.Namespace, root: Path) -> int:
+def run(given: Namespace, root: Path) -> int:
     """Read the plan, then print its table or train its runs."""
     for name, number in {"--jobs": given.jobs, "--threads": given.threads}.items():
         if number is not None and number < 1:

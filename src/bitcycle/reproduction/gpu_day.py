@@ -6,7 +6,6 @@ are made from what is finished, with the published numbers beside ours. The same
 in results/gpu-day/SCALE, and finished runs are not trained again.
 """
 
-import argparse
 import logging
 import os
 import subprocess
@@ -24,6 +23,7 @@ from bitcycle.configuration import SCALES
 from bitcycle.device import choose_device, widest_float
 from bitcycle.doctor.__main__ import DEMO, examine
 from bitcycle.doctor.duration import RunTime, measure_kinds
+from bitcycle.door import parser_of
 from bitcycle.errors import EXIT_DONE, EXIT_INTERRUPTED, RunError
 from bitcycle.files import read_object, resource_root, write_bytes, write_json
 from bitcycle.guard import guarded
@@ -34,12 +34,11 @@ from bitcycle.reproduction.figure.page import Entry
 from bitcycle.reproduction.figure.table import as_markdown, published_table
 from bitcycle.reproduction.reproduce import draw_all, train_all
 from bitcycle.settings import SettingError
-from bitcycle.signals import stop_at_once
 from bitcycle.sweep.execution import worst
 from bitcycle.sweep.local import LocalPool, useful_workers
 from bitcycle.sweep.registry import FINISHED, SweepRun, distinct, sweep_index
 from bitcycle.sweep.status import Seconds, Speeds, measured_seconds
-from bitcycle.training.display import console, set_up_console
+from bitcycle.training.display import console
 
 logger = logging.getLogger("bitcycle.reproduction.gpu_day")  # as a command this module is called __main__
 
@@ -138,7 +137,7 @@ def examine_once(root: Path, target: Path) -> None:
         write_bytes(passed, device.encode())
     if not (target / "benchmark.json").exists():
         output = ["--output", str(target / "benchmark.json")]
-        subprocess.run([sys.executable, "-m", "bitcycle.benchmark", *BENCHMARK, *output], check=False)
+        subprocess.run([sys.executable, "-m", "bitcycle", "bench", *BENCHMARK, *output], check=False)
 
 
 def paper_and_ours(entries: Sequence[Entry], scale: str) -> str:
@@ -177,14 +176,12 @@ def gpu_day(root: Path, scale: str, hours: float, pool: LocalPool, dry: bool) ->
 
 def main() -> int:
     """Run the command; returns the exit code."""
-    parser = argparse.ArgumentParser(prog="bitcycle gpu-day", description=(__doc__ or "").split("\n")[0])
+    parser = parser_of("gpu-day", __doc__)
     parser.add_argument("--hours", type=float, default=8.0, help="time in hours; default: 8")
     parser.add_argument("--scale", choices=SCALES, default="paper", help="size of every run; default: paper")
     parser.add_argument("--workers", type=int, help="number of parallel runs; default: one per core or GPU")
     parser.add_argument("--dry-run", action="store_true", help="time runs of each kind and show the plan with hours")
     given = parser.parse_args()
-    stop_at_once()
-    set_up_console()
     pool = LocalPool(given.workers or useful_workers())
     return guarded(lambda: gpu_day(resource_root(), given.scale, given.hours, pool, given.dry_run))
 

@@ -16,6 +16,7 @@ from datetime import date
 from pathlib import Path
 
 from bitcycle.configuration import SCALES
+from bitcycle.door import parser_of
 from bitcycle.errors import EXIT_DONE
 from bitcycle.files import read_csv, write_csv
 from bitcycle.settings import SettingError
@@ -144,7 +145,9 @@ def record_all(root: Path, scales: Sequence[str] = SCALES) -> int:
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Plan all sweeps of this repository at the scales on the command line, by default all."""
-    scales = tuple(sys.argv[1:] if arguments is None else arguments) or SCALES
+    parser = parser_of("manifest")
+    parser.add_argument("scales", nargs="*", metavar="SCALE", help="paper, mini or smoke; default: all")
+    scales = tuple(parser.parse_args(arguments).scales) or SCALES
     print(f"{MANIFEST}: {record_all(Path.cwd(), scales)} cells at {', '.join(scales)} scale")
     return EXIT_DONE
 

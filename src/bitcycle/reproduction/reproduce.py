@@ -4,7 +4,6 @@ After an interruption, the same command resumes. The output is in results/reprod
 `index.html`, `figures/` and `summary/`. The run folders are those of the sweeps.
 """
 
-import argparse
 import sys
 from collections.abc import Iterable, Sequence
 from pathlib import Path
@@ -12,6 +11,7 @@ from pathlib import Path
 from rich.table import Table
 
 from bitcycle.configuration import SCALES
+from bitcycle.door import parser_of
 from bitcycle.errors import EXIT_DONE, EXIT_FAILED, EXIT_INTERRUPTED
 from bitcycle.files import resource_root
 from bitcycle.guard import guarded
@@ -21,12 +21,11 @@ from bitcycle.reproduction.figure.make import make_all
 from bitcycle.reproduction.figure.page import Entry
 from bitcycle.reproduction.manifest import record_all
 from bitcycle.reproduction.measurement.after_sweep import analyse, sweeps_with_analyses
-from bitcycle.signals import stop_at_once
 from bitcycle.sweep.composition import composing
 from bitcycle.sweep.execution import worst
 from bitcycle.sweep.local import LocalPool, useful_workers
 from bitcycle.sweep.registry import sweep_files
-from bitcycle.training.display import console, set_up_console
+from bitcycle.training.display import console
 
 OUTPUT = Path("results/reproduce")
 
@@ -84,13 +83,11 @@ def items_table(entries: Sequence[Entry], scale: str) -> Table:
 
 def main() -> int:
     """Run the command; returns the exit code."""
-    parser = argparse.ArgumentParser(prog="bitcycle reproduce", description=(__doc__ or "").split("\n")[0])
+    parser = parser_of("reproduce", __doc__)
     parser.add_argument("scale", choices=SCALES, help="size of every run")
     parser.add_argument("--workers", type=int, help="number of parallel runs; default: one per core or GPU")
     parser.add_argument("--runs-per-gpu", type=int, default=1, help="number of runs that share a GPU")
     given = parser.parse_args()
-    stop_at_once()
-    set_up_console()
     pool = LocalPool(given.workers or useful_workers(given.runs_per_gpu))
     return guarded(lambda: reproduce(resource_root(), given.scale, pool))
 

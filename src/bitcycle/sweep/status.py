@@ -11,6 +11,7 @@ from typing import Any
 from rich.table import Table
 
 from bitcycle.configuration import SCALES
+from bitcycle.door import parser_of
 from bitcycle.errors import EXIT_DONE
 from bitcycle.files import resource_root
 from bitcycle.sweep.local import useful_workers
@@ -122,7 +123,10 @@ def _note(states: Sequence[tuple[SweepRun, str]], sweep_of: Mapping[str | None, 
 def main() -> int:
     """Print the tables of the scales on the command line, by default of all with runs; returns the exit code."""
     screen = console(180)
-    scales = sys.argv[1:] or [scale for scale in SCALES if (DEFAULT_ROOT / scale).is_dir()]
+    parser = parser_of("status")
+    words = "paper, mini or smoke; default: every scale with runs in results/runs"
+    parser.add_argument("scales", nargs="*", metavar="SCALE", help=words)
+    scales = parser.parse_args().scales or [scale for scale in SCALES if (DEFAULT_ROOT / scale).is_dir()]
     if not scales:
         screen.print(status_table(DEFAULT_ROOT))
     for scale in scales:

@@ -14,9 +14,11 @@ from typing import Any
 
 from omegaconf import OmegaConf
 
+from bitcycle.door import parser_of
 from bitcycle.files import read_csv, read_object, read_records, write_bytes, write_csv
 from bitcycle.picture.curve import AT_Q_MAX, curve_of
 from bitcycle.reproduction.measurement.artifacts import ANALYSES, IDENTITY, copy_results, run_name
+from bitcycle.settings import SettingError
 from bitcycle.sweep.table import PLACES
 from bitcycle.training.run_folder import RunFolder
 
@@ -116,10 +118,14 @@ def read_curve(folder: Path, row: Mapping[str, Any]) -> dict[str, Any]:
 
 def main() -> None:
     """Collect the runs in the folder given on the command line, by default results/runs."""
-    root = Path(sys.argv[1]) if len(sys.argv) > 1 else RUNS
-    if len(sys.argv) > 1 and not root.is_dir():
-        sys.exit(f"{root}: no such folder. Remedy: give one that contains run folders, such as {RUNS}.")
-    print(f"{SUMMARY}: {len(collect(root, SUMMARY))} runs")
+    parser = parser_of("collect")
+    parser.add_argument(
+        "folder", nargs="?", type=Path, metavar="FOLDER", help=f"folder of the run folders; default: {RUNS}"
+    )
+    root = parser.parse_args().folder
+    if root is not None and not root.is_dir():
+        raise SettingError("folder", root, "no such folder", f"give one that contains run folders, such as {RUNS}")
+    print(f"{SUMMARY}: {len(collect(root or RUNS, SUMMARY))} runs")
 
 
 if __name__ == "__main__":

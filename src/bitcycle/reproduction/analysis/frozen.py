@@ -7,11 +7,11 @@ entry): the claim is then exploratory, and decided by new seeds alone, in a fami
 seeds that finished since it was frozen, and is tested at half of them and at the end, however many are trained in between.
 """
 
-import argparse
 import hashlib
 import json
 import math
 import sys
+from argparse import SUPPRESS
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
@@ -20,6 +20,7 @@ from typing import Any, cast
 
 from omegaconf import OmegaConf
 
+from bitcycle.door import parser_of
 from bitcycle.errors import EXIT_DONE
 from bitcycle.files import read_csv, write_bytes
 from bitcycle.reproduction.analysis.aggregation import Cell
@@ -181,14 +182,14 @@ def _value(text: str) -> tuple[str, float]:
 
 def main(words: Sequence[str] | None = None) -> int:
     """Freeze the tests of claims before their first run."""
-    parser = argparse.ArgumentParser(prog="bitcycle freeze", description=main.__doc__)
+    parser = parser_of("freeze", __doc__)
     parser.add_argument("name", help="name of the family")
     parser.add_argument("claims", nargs="+", help="PAPER/ITEM-cN")
     parser.add_argument("--seeds", type=int, required=True, help="planned number of seeds")
     parser.add_argument("--first-seed", type=int, default=0, help="the first of them; default: 0")
     told = "deviation of a claim's contrast between seeds, measured on other runs; default: that of its earlier runs"
     parser.add_argument("--deviation", type=_value, action="append", default=[], metavar="CLAIM=VALUE", help=told)
-    parser.add_argument("--published", type=Path, default=PUBLISHED, help=argparse.SUPPRESS)
+    parser.add_argument("--published", type=Path, default=PUBLISHED, help=SUPPRESS)
     told = "power of a claim, for a trend from a simulation; default: computed for its published effect and deviation"
     parser.add_argument("--power", type=_value, action="append", default=[], metavar="CLAIM=VALUE", help=told)
     given = parser.parse_args(words)

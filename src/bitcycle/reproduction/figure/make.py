@@ -16,6 +16,7 @@ from rich.console import Console
 from rich.progress import track
 
 from bitcycle.cache import cached
+from bitcycle.door import parser_of
 from bitcycle.files import digest_of, read_csv, resource_root, write_csv
 from bitcycle.picture.layout import render, write_files
 from bitcycle.reproduction.analysis import history
@@ -125,6 +126,7 @@ def write_picture(name: str, inputs: list[Any], path: Path, draw: Callable[[], D
 
 def main() -> None:
     """Make all results of this repository."""
+    parser_of("figures").parse_args()
     entries = make_all(resource_root(), RESULTS, SUMMARY)
     drawn = sum(entry.picture is not None for entry in entries)
     with_runs = sum(bool(entry.data.results.done) for entry in entries)

@@ -22,6 +22,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from bitcycle.door import parser_of
 from bitcycle.errors import EXIT_DONE, DataError, RunError
 from bitcycle.files import resource_root
 from bitcycle.guard import guarded
@@ -137,10 +138,11 @@ def sweeps_with_analyses(root: Path, names: Sequence[str] = ()) -> dict[str, Swe
 
 def main(arguments: Sequence[str] | None = None, root: Path | None = None) -> int:
     """Run the command in a repository and return its exit code."""
-    given = list(sys.argv[1:] if arguments is None else arguments)
-    if {"-h", "--help"} & set(given):
-        print(__doc__)
-        return EXIT_DONE
+    parser = parser_of("analyse", __doc__)
+    parser.add_argument(
+        "words", nargs="*", metavar="WORD", help="PAPER/ITEM, a sweep; or SETTING=VALUE, as for train.py"
+    )
+    given = parser.parse_args(arguments).words
     root, fixed = root or resource_root(), dict(argument.split("=", 1) for argument in given if "=" in argument)
     names = [argument for argument in given if "=" not in argument]
     return guarded(lambda: analyse(sweeps_with_analyses(root, names), fixed, root / "conf"))

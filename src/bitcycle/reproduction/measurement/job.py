@@ -5,7 +5,6 @@ versions, and the number of finished units. It contains no dates, so that equal 
 interrupted or not.
 """
 
-import argparse
 import hashlib
 import json
 from collections.abc import Sequence
@@ -17,6 +16,7 @@ import torch
 from rich.console import Console
 from rich.progress import track
 
+from bitcycle.door import parser_of
 from bitcycle.guard import guarded
 from bitcycle.reproduction.measurement.artifacts import IDENTITY, Result, Row, read_result, write_result
 from bitcycle.settings import Settings, default_of, read_words
@@ -127,8 +127,7 @@ def rounded(value: float) -> str:
 
 def run_command(kind: type[Analysis], description: str | None, arguments: Sequence[str] | None = None) -> int:
     """Run the command of a kind of analysis, with one option for each of its settings, and return its exit code."""
-    form = argparse.RawDescriptionHelpFormatter
-    parser = argparse.ArgumentParser(prog=f"bitcycle {kind.kind}", description=description, formatter_class=form)
+    parser = parser_of(kind.kind, description)
     help = "folder of a finished run, ending in seed=N; with @PHASE, the weights from which the next phase started"
     parser.add_argument("networks", nargs=kind.networks, metavar="RUN_FOLDER[@PHASE]", help=help)
     for field in fields(kind):

@@ -15,7 +15,7 @@ from typing import Any
 from accelerator_table import accelerator_table
 from bitcycle.benchmark.table import recorded
 from bitcycle.files import markdown_table, read_csv, read_json
-from bitcycle.hardware import MatrixProduct, Operation, TensorCore, Workload
+from bitcycle.hardware import Operation, ProductShape, TensorCore, Workload
 from bitcycle.hardware.latency import RATES
 from bitcycle.precision import Precision
 from bitcycle.quantizer import QUANTIZERS, ROLES, NoQuantizer, QuantizerOptions, with_formats
@@ -122,7 +122,7 @@ EIGHT = Precision(8, 8, 8)
 def one_product(options: QuantizerOptions) -> Workload:
     """A network with a single quantized product and all three passes."""
     operation = Operation(
-        *("product", "linear", 1, MatrixProduct(1, 1, 1), 1, 1, 1, 1, True, None, True),
+        *("product", "linear", 1, ProductShape(1, 1, 1), 1, 1, 1, 1, True, None, True),
         storage=tuple(options.storage_bits(role) for role in ROLES),
         backward_at_gradient_bits=getattr(options, "backward_bits", "forward") == "gradient",
     )

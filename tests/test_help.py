@@ -103,8 +103,10 @@ def test_each_option_of_a_group_is_stated_once():
     for group, presets in PRESETS.items():
         assert {path.stem for path in (ROOT / "conf" / group).glob("*.yaml")} == set(presets)
         for name, preset in presets.items():
-            assert len(preset.summary) > 10 and (preset.source or group in ("dataset", "training")), preset.path
-            assert group == "training" or preset.values["name"] == name, preset.path
+            assert len(preset.summary) > 10 and (preset.source or group in ("dataset", "training", "scale")), (
+                preset.path
+            )
+            assert group in ("training", "scale") or preset.values["name"] == name, preset.path
             if group in ("schedule", "quantizer", "hardware"):  # others take longer to compose
                 composed = configure(f"{group}={name}") if group != "hardware" else None
                 assert composed is None or vars(getattr(composed, group)) == vars(preset()), name

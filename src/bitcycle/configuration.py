@@ -94,8 +94,8 @@ GROUPS: dict[str, Presets[Any]] = {
     "hardware": HARDWARE,
 }
 """Configuration groups of which a run has one option, by its name."""
-PRESETS: dict[str, Presets[Any]] = {**GROUPS, "training": Presets("training")}
-"""All groups of settings."""
+PRESETS: dict[str, Presets[Any]] = {**GROUPS, "training": Presets("training"), "scale": Presets("scale")}
+"""All groups with files in `conf`; those of `scale` set several groups at once, and declare no settings."""
 
 
 def read_config(config: DictConfig) -> RunConfig:

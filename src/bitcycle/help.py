@@ -10,7 +10,6 @@ from omegaconf import OmegaConf
 
 from bitcycle.configuration import GROUPS, PRESETS, RunConfig
 from bitcycle.door import sub_commands
-from bitcycle.presets import Presets
 from bitcycle.recipe.options import LoggingOptions, TrainingOptions
 from bitcycle.settings import MISSING, SettingError, Settings, default_of, nearest
 from bitcycle.sweep.grid import as_text
@@ -35,9 +34,6 @@ COMMON = (
 )
 """The most frequently changed settings."""
 HELPS = {field.name: field.metadata["help"] for field in dataclasses.fields(RunConfig)}
-SCALE = "scale"
-"""The group whose options set several groups at once, and which declares no settings."""
-OPTIONS: dict[str, Presets[Any]] = {**PRESETS, SCALE: Presets(SCALE)}
 TOP, LOGGING = "settings", "logging"
 """Topics besides the groups: settings outside of groups, and logging."""
 
@@ -52,18 +48,18 @@ def help_text(topic: str = "") -> str:
         return "\n".join(_settings(RunConfig))
     if group == LOGGING:
         return "\n".join(_settings(LoggingOptions, "logging."))
-    if group not in OPTIONS:
+    if group not in PRESETS:
         raise SettingError("--help", topic, "is not a help topic", nearest(group, [*groups(), TOP, LOGGING]))
     if not name:
         return "\n".join(_group(group))
-    if name not in OPTIONS[group]:
-        raise SettingError("--help", topic, "does not exist", nearest(name, OPTIONS[group]))
+    if name not in PRESETS[group]:
+        raise SettingError("--help", topic, "does not exist", nearest(name, PRESETS[group]))
     return "\n".join(_option(group, name))
 
 
 def groups() -> list[str]:
     """The groups in the order of the configuration."""
-    return [field.name for field in dataclasses.fields(RunConfig) if field.name in OPTIONS]
+    return [field.name for field in dataclasses.fields(RunConfig) if field.name in PRESETS]
 
 
 def _overview() -> Iterator[str]:
@@ -92,7 +88,7 @@ def _group(group: str) -> Iterator[str]:
     for summary, names in _options(group).items():
         listed = f"  {group}={', '.join(names):<18} {summary}"
         yield from textwrap.wrap(listed, 160, subsequent_indent=" " * 6, break_on_hyphens=False)
-    kinds = OPTIONS[group].kinds() if group != SCALE else {}
+    kinds = PRESETS[group].kinds() if group != "scale" else {}
     shown: set[str] = set()
     several = set(kinds.values())
     for kind in dict.fromkeys(kinds.values()):
@@ -106,12 +102,12 @@ def _group(group: str) -> Iterator[str]:
 
 def _option(group: str, name: str) -> Iterator[str]:
     """An option's summary, its source and equation, and its settings with their values."""
-    preset = OPTIONS[group][name]
+    preset = PRESETS[group][name]
     yield f"{group}={name}: {preset.summary}"
     if preset.source:
         yield f"Source: {preset.source}"
     yield ""
-    if group == SCALE:
+    if group == "scale":
         yield OmegaConf.to_yaml(OmegaConf.create(preset.values)).rstrip()
         return
     own, module = (inspect.getdoc(part) or "" for part in (preset.kind, inspect.getmodule(preset.kind)))
@@ -123,7 +119,7 @@ def _option(group: str, name: str) -> Iterator[str]:
 def _options(group: str) -> dict[str, list[str]]:
     """Summary -> names of the options of a group."""
     together: dict[str, list[str]] = {}
-    for name, preset in OPTIONS[group].items():
+    for name, preset in PRESETS[group].items():
         together.setdefault(preset.summary, []).append(name)
     return together
 

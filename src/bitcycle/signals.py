@@ -43,7 +43,7 @@ def handled_by(handler: Callable[[int, FrameType | None], Any]) -> Iterator[None
 
 
 @contextmanager
-def noted() -> Iterator[list[int]]:
+def record_signals() -> Iterator[list[int]]:
     """Context that collects these signals in a list instead of stopping the process; the caller must check the list."""
     received: list[int] = []
     with handled_by(lambda number, frame: received.append(number)):

@@ -16,8 +16,8 @@ from bitcycle.hardware import (
     AllHardware,
     BitFusion,
     BitOps,
-    MatrixProduct,
     Operation,
+    ProductShape,
     TensorCore,
     Workload,
     Zc706,
@@ -53,9 +53,9 @@ def test_the_trace_of_three_layers(network):
     conv, grouped, linear = network.operations
     assert [operation.macs for operation in network.operations] == [CONV, GROUPED, LINEAR]
     assert (conv.product, grouped.product, linear.product) == (
-        MatrixProduct(64, 16, 3, 9),
-        MatrixProduct(16, 8, 4, 9),
-        MatrixProduct(1, 10, 32),
+        ProductShape(64, 16, 3, 9),
+        ProductShape(16, 8, 4, 9),
+        ProductShape(1, 10, 32),
     )
     assert (grouped.groups, grouped.input_positions, grouped.output_positions) == (4, 64, 16)
     assert [operation.input_gradients for operation in network.operations] == [0, 1, 1]
@@ -215,7 +215,7 @@ def test_what_each_count_adds():
 
 
 def test_only_products_with_a_weight(network):
-    attention = Operation("a", "matmul", 1000, MatrixProduct(10, 10, 10), 1, 10, 200, 100, True, None)
+    attention = Operation("a", "matmul", 1000, ProductShape(10, 10, 10), 1, 10, 200, 100, True, None)
     both = dataclasses.replace(network, operations=(*network.operations, attention))
     better = BitOps(convention="better")
     assert better.cost(both, {P4: 1}, P8).gbitops == better.cost(network, {P4: 1}, P8).gbitops

@@ -16,7 +16,7 @@ from bitcycle.errors import EXIT_DONE, EXIT_FAILED, EXIT_INTERRUPTED, RunError
 from bitcycle.files import write_json
 from bitcycle.model import build_seeded
 from bitcycle.reproduction import campaign as campaign_module
-from bitcycle.reproduction.campaign import Campaign, Part, Summaries, alone, read_plan, run, train
+from bitcycle.reproduction.campaign import Campaign, Part, Summaries, only_campaign, read_plan, run, train
 from bitcycle.settings import SettingError
 from bitcycle.sweep.forkserver import PRIORITY_VARIABLE
 from bitcycle.sweep.local import LocalPool
@@ -224,7 +224,7 @@ def test_a_run_in_another_process_is_waited_for(root, monkeypatch):
 
 
 def test_two_campaigns_in_one_folder_are_refused(tmp_path):
-    with alone(tmp_path), pytest.raises(RunError, match="already running in"), alone(tmp_path):
+    with only_campaign(tmp_path), pytest.raises(RunError, match="already running in"), only_campaign(tmp_path):
         pass
 
 

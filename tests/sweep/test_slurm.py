@@ -12,10 +12,10 @@ from omegaconf import OmegaConf
 from bitcycle.errors import RunError
 from bitcycle.files import write_json
 from bitcycle.settings import SettingError
-from bitcycle.signals import noted
+from bitcycle.signals import record_signals
 from bitcycle.sweep.registry import SweepRun, mark
 from bitcycle.sweep.slurm import (
-    Outcome,
+    JobOutcome,
     QueueEntry,
     Waiter,
     jobs_in_queue,
@@ -89,7 +89,7 @@ def test_a_stopped_job_that_waits_for_its_continuation_has_not_ended(array):
         assert waiter.look() == {}
         time.sleep(0.01)
     leave(array, 0, 0)
-    assert waiter.look() == {0: Outcome(0, "")}
+    assert waiter.look() == {0: JobOutcome(0, "")}
 
 
 def test_a_job_that_vanished_is_given_up_after_a_while(array):
@@ -113,12 +113,12 @@ def test_a_controller_that_is_away_ends_nothing(array):
         time.sleep(0.01)
     assert waiter.describe() == "3 unknown"
     leave(array, 1, 0)
-    assert waiter.look() == {1: Outcome(0, "")}
+    assert waiter.look() == {1: JobOutcome(0, "")}
 
 
 def test_a_signal_ends_the_waiting_and_not_the_jobs(array, caplog):
     waiter = waiter_of(array, queue_of(array, "PENDING", "PENDING", "RUNNING"))
-    with noted() as signals:
+    with record_signals() as signals:
         os.kill(os.getpid(), signal.SIGINT)
         leave(array, 2, 0)
         caplog.set_level("INFO", "bitcycle")
@@ -209,7 +209,9 @@ class Impatient(list):
 
 @pytest.fixture
 def impatient(monkeypatch):
-    monkeypatch.setattr("hydra_plugins.bitcycle_plugins.slurm_launcher.noted", lambda: nullcontext(Impatient()))
+    monkeypatch.setattr(
+        "hydra_plugins.bitcycle_plugins.slurm_launcher.record_signals", lambda: nullcontext(Impatient())
+    )
 
 
 def test_what_is_in_the_queue_is_not_submitted_again(slurm, tmp_path, impatient):

@@ -19,7 +19,7 @@ from bitcycle.settings import SettingError
 from bitcycle.task.classification import Classification
 from bitcycle.training.checkpoint import CheckpointFolder
 from bitcycle.training.loop import Trainer
-from bitcycle.training.phases import Candidate, best_candidates, choose
+from bitcycle.training.phases import CandidateWeights, best_candidates, choose
 from bitcycle.training.report import plan_report, summary_report
 from bitcycle.training.run import execute
 from tests.settings import CHOOSING
@@ -58,7 +58,7 @@ def test_a_run_goes_through_its_phases(digits, monkeypatch):
     assert [phase["step"] for phase in phases] == [0, 16, 32, 48]
     for phase in phases[1:]:
         before = [r for r in evaluations if phase["step"] - 16 < r["step"] <= phase["step"]]
-        found = [Candidate(r["step"], r["validation_accuracy"], r.get("trace_sqrt_v")) for r in before]
+        found = [CandidateWeights(r["step"], r["validation_accuracy"], r.get("trace_sqrt_v")) for r in before]
         kept = best_candidates(found, 3 if phase["start_from"] == "flattest" else 1, higher_is_better=True)
         assert choose(kept, phase["start_from"])[0].step == phase["from_step"]
         chosen = evaluated[phase["from_step"]]

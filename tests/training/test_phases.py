@@ -15,7 +15,7 @@ from bitcycle.model import MODELS
 from bitcycle.quantizer import optimal_step
 from bitcycle.shapes import GraphShape
 from bitcycle.training.loop import Trainer
-from bitcycle.training.phases import Candidate, SecondMoment, best_candidates, choose
+from bitcycle.training.phases import CandidateWeights, SecondMoment, best_candidates, choose
 from tests.quantizer.test_golden import arrays
 
 CPU = torch.device("cpu")
@@ -25,12 +25,12 @@ CPU = torch.device("cpu")
 
 
 HISTORY = [
-    Candidate(10, 80.0, 1.0),
-    Candidate(20, 91.0, 9.0),
-    Candidate(30, 92.0, 6.0),
-    Candidate(40, 92.0, 5.0),
-    Candidate(50, 90.0, 7.0),
-    Candidate(60, math.nan, 0.0),
+    CandidateWeights(10, 80.0, 1.0),
+    CandidateWeights(20, 91.0, 9.0),
+    CandidateWeights(30, 92.0, 6.0),
+    CandidateWeights(40, 92.0, 5.0),
+    CandidateWeights(50, 90.0, 7.0),
+    CandidateWeights(60, math.nan, 0.0),
 ]
 
 
@@ -48,13 +48,13 @@ def test_starting_weights_of_a_constructed_history():
 def test_choosing_where_less_is_better_and_where_flatness_is_undefined():
     best = best_candidates(HISTORY, 6, higher_is_better=False)
     assert [candidate.step for candidate in best] == [10, 50, 20, 30, 40, 60]
-    undefined = [Candidate(1, 3.0, math.nan), Candidate(2, 2.0, 8.0), Candidate(3, 1.0, None)]
+    undefined = [CandidateWeights(1, 3.0, math.nan), CandidateWeights(2, 2.0, 8.0), CandidateWeights(3, 1.0, None)]
     assert choose(undefined, "flattest")[0].step == 2
     assert choose(undefined[:1], "flattest")[0].step == 1
 
 
 def test_a_history_kept_one_by_one_is_that_of_all_at_once():
-    kept: list[Candidate] = []
+    kept: list[CandidateWeights] = []
     for candidate in HISTORY:
         kept = best_candidates([*kept, candidate], 3, higher_is_better=True)
     assert kept == best_candidates(HISTORY, 3, higher_is_better=True)

@@ -29,12 +29,12 @@ from bitcycle.settings import SettingError, nearest
 from bitcycle.sweep.composition import composing
 from bitcycle.sweep.grid import Overrides
 from bitcycle.sweep.registry import Compose, SweepRun, index_runs, read_sweep, sweep_files
+from bitcycle.sweep.table import PLACES
 from bitcycle.training.display import console
 
 SWEEP = "+sweeps"
 DEMO = {"dataset": "digits", "model": "resnet8", "schedule": "RTH", "scale": "mini"}
 """The run of `make demo`, which needs no data; examined if no run is named."""
-PLACES = ("data_root", "results_root")
 VERDICTS = {EXIT_DONE: "it can work here", EXIT_DATA_MISSING: "its data are missing"}
 
 

@@ -4,7 +4,7 @@ from bitcycle.hardware.base import CONVENTIONS, PASSES, PUBLISHED_IMAGES, Cost, 
 from bitcycle.hardware.bitfusion import BitFusion
 from bitcycle.hardware.bitops import BitOps
 from bitcycle.hardware.latency import TensorCore, Zc706
-from bitcycle.hardware.operation import FLOAT_PRECISION, Histogram, MatrixProduct, Operation, SampleCounts, Workload
+from bitcycle.hardware.operation import FLOAT_PRECISION, Histogram, Operation, ProductShape, SampleCounts, Workload
 from bitcycle.hardware.registry import HARDWARE, AllHardware, hardware_options
 from bitcycle.hardware.table import CostTable, cost_table, saving
 from bitcycle.hardware.trace import trace
@@ -24,8 +24,8 @@ __all__ = [
     "HardwareOptions",
     "Histogram",
     "LayerCost",
-    "MatrixProduct",
     "Operation",
+    "ProductShape",
     "SampleCounts",
     "TensorCore",
     "Workload",

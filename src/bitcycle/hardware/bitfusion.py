@@ -27,7 +27,7 @@ from fractions import Fraction
 from bitcycle.hardware.base import PASSES, Cost, LayerCost, relative
 from bitcycle.hardware.bitops import BitOps
 from bitcycle.hardware.gemm import Array, Energy, Gemm, Usage, cheapest, energy_pj
-from bitcycle.hardware.operation import Histogram, MatrixProduct, Operation, SampleCounts, Workload
+from bitcycle.hardware.operation import Histogram, Operation, ProductShape, SampleCounts, Workload
 from bitcycle.precision import Precision
 from bitcycle.settings import setting
 
@@ -108,20 +108,20 @@ class BitFusion(BitOps):
         """The accelerator that these options describe."""
         return ARRAY._replace(energy=ARRAY.energy._replace(array_cycle=ARRAY_PJ[self.preset]))
 
-    def products(self, operation: Operation, share: Fraction = Fraction(1)) -> dict[str, MatrixProduct]:
+    def products(self, operation: Operation, share: Fraction = Fraction(1)) -> dict[str, ProductShape]:
         """Matrix products of the three passes, per group; `share` of the traced samples are processed together."""
         m, n, c, t = operation.product
         rows = int(m * share)
         if operation.kind == "aggregation":  # every edge adds one row of features, in the backward pass too
-            return dict.fromkeys(PASSES, MatrixProduct(rows, n, c))
+            return dict.fromkeys(PASSES, ProductShape(rows, n, c))
         if operation.kind != "conv":
-            products = MatrixProduct(rows, n, c), MatrixProduct(rows, c, n), MatrixProduct(c, n, rows)
+            products = ProductShape(rows, n, c), ProductShape(rows, c, n), ProductShape(c, n, rows)
             return dict(zip(PASSES, products))
         exact = self.preset == "synthesised"
         return {
-            "forward": MatrixProduct(int(operation.output_positions * share), n, c, t),
-            "error": MatrixProduct(int(operation.input_positions * share), c, n, t),
-            "weight_gradient": MatrixProduct(t * c, n, 1, rows) if exact else MatrixProduct(t, n, c, rows),
+            "forward": ProductShape(int(operation.output_positions * share), n, c, t),
+            "error": ProductShape(int(operation.input_positions * share), c, n, t),
+            "weight_gradient": ProductShape(t * c, n, 1, rows) if exact else ProductShape(t, n, c, rows),
         }
 
     def _usage(

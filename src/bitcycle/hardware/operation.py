@@ -11,7 +11,7 @@ from bitcycle.settings import SettingError, nearest
 FLOAT_PRECISION = Precision(FLOAT, FLOAT, FLOAT)
 
 
-class MatrixProduct(NamedTuple):
+class ProductShape(NamedTuple):
     """Dimensions of the forward product of one sample (and one group): m output positions, n output channels, c reduction
     channels, t kernel taps. Multiply-accumulates = m n c t."""
 
@@ -55,7 +55,7 @@ class Operation:
     name: str
     kind: str
     macs: int
-    product: MatrixProduct
+    product: ProductShape
     groups: int
     input_positions: int
     input_elements: int

@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from bitcycle.hardware.operation import MatrixProduct
+from bitcycle.hardware.operation import ProductShape
 
 aten = torch.ops.aten
 
@@ -25,7 +25,7 @@ class Product(NamedTuple):
     second activation of a bilinear layer."""
 
     kind: str
-    shape: MatrixProduct
+    shape: ProductShape
     groups: int
     input_positions: int
     moving: Tensor
@@ -44,7 +44,7 @@ def _convolution(args: Any, output: Tensor, depends: Depends) -> Product:
     small = x if transposed else output  # a transposed convolution is the error product of a convolution
     positions = small.shape[0] * math.prod(small.shape[2:])
     out_channels = (weight.shape[1] * groups if transposed else weight.shape[0]) // groups
-    shape = MatrixProduct(positions, out_channels, x.shape[1] // groups, math.prod(weight.shape[2:]))
+    shape = ProductShape(positions, out_channels, x.shape[1] // groups, math.prod(weight.shape[2:]))
     return Product("conv", shape, groups, x.shape[0] * math.prod(x.shape[2:]), x, weight, output)
 
 
@@ -55,16 +55,16 @@ def _matrix_product(x: Tensor, y: Tensor, output: Tensor, depends: Depends) -> P
     groups = x.shape[0] if x.dim() == 3 else 1
     m, k, n = x.shape[-2] if x.dim() > 1 else 1, x.shape[-1], y.shape[-1] if y.dim() > 1 else 1
     if depends(y) and not depends(x):  # a weight on the left: the transposed product
-        return Product("linear", MatrixProduct(n, m, k), groups, n, y, x, output)
+        return Product("linear", ProductShape(n, m, k), groups, n, y, x, output)
     kind = "matmul" if depends(x) and depends(y) else "linear"
-    return Product(kind, MatrixProduct(m, n, k), groups, m, x, y, output)
+    return Product(kind, ProductShape(m, n, k), groups, m, x, y, output)
 
 
 def _sparse_product(x: Tensor, y: Tensor, output: Tensor) -> Product:
     """A sum over the edges of a graph: each stored element of the adjacency matrix multiplies one row of features."""
     adjacency, features = (y, x) if x.layout == torch.strided else (x, y)
     edges, width = adjacency._nnz(), features.shape[1 if adjacency is x else 0]
-    return Product("aggregation", MatrixProduct(edges, width, 1), 1, edges, features, adjacency, output)
+    return Product("aggregation", ProductShape(edges, width, 1), 1, edges, features, adjacency, output)
 
 
 def _scattered_sum(args: Any, output: Tensor, depends: Depends) -> Product | None:
@@ -74,7 +74,7 @@ def _scattered_sum(args: Any, output: Tensor, depends: Depends) -> Product | Non
         return None  # a maximum or product over neighbours is not a sum of products
     width = source.shape[-1] if source.dim() > 1 else 1
     edges = source.numel() // width if width else 0
-    return Product("aggregation", MatrixProduct(edges, width, 1), 1, edges, source, index, output)
+    return Product("aggregation", ProductShape(edges, width, 1), 1, edges, source, index, output)
 
 
 def _bilinear(args: Any, output: Tensor, depends: Depends) -> Product:
@@ -84,7 +84,7 @@ def _bilinear(args: Any, output: Tensor, depends: Depends) -> Product:
     outputs, reduced = weight.shape[0], weight.shape[1] * weight.shape[2]
     rows = output.numel() // outputs
     assert len(expanded) == 2, "nn.Bilinear flattens its inputs to two dimensions"
-    return Product("linear", MatrixProduct(rows, outputs, reduced), 1, rows, x, weight, output, z)
+    return Product("linear", ProductShape(rows, outputs, reduced), 1, rows, x, weight, output, z)
 
 
 def _lookup(args: Any, output: Any, depends: Depends) -> Product:
@@ -92,7 +92,7 @@ def _lookup(args: Any, output: Any, depends: Depends) -> Product:
     table, indices = args[0], args[1]
     rows = output[0] if isinstance(output, tuple) else output
     return Product(
-        "embedding", MatrixProduct(indices.numel(), table.shape[1], 0), 1, indices.numel(), indices, table, rows
+        "embedding", ProductShape(indices.numel(), table.shape[1], 0), 1, indices.numel(), indices, table, rows
     )
 
 

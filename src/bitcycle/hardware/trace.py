@@ -29,7 +29,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves, tree_map_only
 from torch.utils.weak import WeakTensorKeyDictionary
 
-from bitcycle.hardware.operation import FLOAT_PRECISION, MatrixProduct, Operation, Workload
+from bitcycle.hardware.operation import FLOAT_PRECISION, Operation, ProductShape, Workload
 from bitcycle.hardware.product import PRODUCTS, Product, Unknown, unknown_arithmetic
 from bitcycle.precision import Precision
 from bitcycle.randomness import random_state_kept
@@ -250,7 +250,7 @@ class _Recorder(TorchDispatchMode):
                 name=name,
                 kind="unknown",
                 macs=macs,
-                product=MatrixProduct(1, 1, macs),
+                product=ProductShape(1, 1, macs),
                 groups=1,
                 input_positions=1,
                 input_elements=sum(tensor.numel() for tensor in inputs),

@@ -216,7 +216,7 @@ class Summaries:
 
 def train(campaign: Campaign, pool: LocalPool, after_run: Callable[[], None] = lambda: None) -> int:
     """Train every missing run, none twice; returns the worst exit code. `after_run` is called when a run has ended."""
-    told = -math.inf
+    reported = -math.inf
 
     def take() -> tuple[SweepRun, list[str]] | None:
         run = campaign.next()
@@ -226,11 +226,11 @@ def train(campaign: Campaign, pool: LocalPool, after_run: Callable[[], None] = l
         return run, train_command(campaign.root, run.arguments)
 
     def ended(run: SweepRun, code: int) -> None:
-        nonlocal told
+        nonlocal reported
         campaign.ended(run, code)
-        if time.monotonic() - told >= TELL_SECONDS:
+        if time.monotonic() - reported >= TELL_SECONDS:
             logger.info(campaign.progress(pool.workers))
-            told = time.monotonic()
+            reported = time.monotonic()
         after_run()
 
     pool.serve(take, ended)
@@ -247,7 +247,7 @@ def train(campaign: Campaign, pool: LocalPool, after_run: Callable[[], None] = l
 
 
 @contextmanager
-def alone(results_root: Path) -> Iterator[None]:
+def only_campaign(results_root: Path) -> Iterator[None]:
     """Reject a second campaign in the same folder, which would take over this one's results. Raises RunError if another
     campaign is running."""
     results_root.mkdir(parents=True, exist_ok=True)
@@ -289,7 +289,7 @@ def run(given: Namespace, root: Path) -> int:
             return EXIT_DONE
         os.environ |= {THREADS: str(given.threads or users_threads() or 1), PRIORITY_VARIABLE: given.priority}
         summaries = Summaries(given.summary)
-        with alone(Path(results_root)):
+        with only_campaign(Path(results_root)):
             for part, runs in zip(parts, campaign.runs, strict=True):
                 record_launch(part.sweep, part.scale, [run.key[1] for run in runs if run.path], compose, Path.cwd())
             logger.info(campaign.progress(given.jobs))

@@ -16,7 +16,7 @@ from bitcycle.errors import EXIT_DONE, EXIT_FAILED, EXIT_INTERRUPTED
 from bitcycle.files import resource_root
 from bitcycle.guard import guarded
 from bitcycle.reproduction.analysis.collect import RUNS, collect
-from bitcycle.reproduction.campaign import Campaign, Part, alone, train
+from bitcycle.reproduction.campaign import Campaign, Part, only_campaign, train
 from bitcycle.reproduction.figure.make import make_all
 from bitcycle.reproduction.figure.page import Entry
 from bitcycle.reproduction.manifest import record_all
@@ -56,7 +56,7 @@ def train_all(root: Path, scale: str, pool: LocalPool, sweeps: Iterable[str] | N
     """Train every unfinished run of the sweeps in their order, by default of all; returns the worst exit code. Raises RunError if
     another process trains in the same folder in this way."""
     parts = [Part(name, scale=scale) for name in (sweep_files(root) if sweeps is None else sweeps)]
-    with composing(root / "conf") as compose, alone(RUNS):
+    with composing(root / "conf") as compose, only_campaign(RUNS):
         return train(Campaign(root, parts, str(RUNS), compose), pool)
 
 

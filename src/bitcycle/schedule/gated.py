@@ -23,7 +23,7 @@ OPTION_LISTS: dict[str, Pairs] = {
 """FracTrain, appendix F (fig. 5), and the defaults of its released code."""
 
 
-class Family(NamedTuple):
+class BlockFamily(NamedTuple):
     """Settings that differ between families of networks in the paper or its code.
 
     Attributes:
@@ -43,9 +43,9 @@ class Family(NamedTuple):
 
 
 FAMILIES = {
-    "resnet": Family("paper_resnet", "code_cifar", 4, (32, 16, 16), "equal", "fan_out"),
-    "mobilenet_v2": Family("paper_mobilenet_v2", "code_cifar", 4, (64, 32, 32), "macs", "default"),
-    "imagenet": Family("code_imagenet", "code_imagenet", 6, (0, 40, 20), "macs", "default"),
+    "resnet": BlockFamily("paper_resnet", "code_cifar", 4, (32, 16, 16), "equal", "fan_out"),
+    "mobilenet_v2": BlockFamily("paper_mobilenet_v2", "code_cifar", 4, (64, 32, 32), "macs", "default"),
+    "imagenet": BlockFamily("code_imagenet", "code_imagenet", 6, (0, 40, 20), "macs", "default"),
 }
 """Families of networks; the paper gives no list for ImageNet, hence the code's (FracTrain, appendix F; released code)."""
 
@@ -113,7 +113,7 @@ class Dfq(ScheduleOptions):
             raise SettingError("depthwise_bits", self.depthwise_bits, problem, "write [forward, gradient], as [8, 16]")
 
     @property
-    def facts(self) -> Family:
+    def facts(self) -> BlockFamily:
         """Defaults of the family; those of CIFAR ResNets if it is unknown."""
         return FAMILIES[self.family or "resnet"]
 

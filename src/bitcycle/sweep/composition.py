@@ -15,17 +15,14 @@ from hydra.errors import HydraException
 from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
-from bitcycle.configuration import GROUPS as OPTION_GROUPS
-from bitcycle.configuration import RunConfig, read_config
+from bitcycle.configuration import PRESETS, RunConfig, read_config
 from bitcycle.guard import explain_hydra
 from bitcycle.presets import Preset
 from bitcycle.settings import SettingError, Settings
 from bitcycle.sweep.grid import Overrides, command_line
 
-GROUPS = (*OPTION_GROUPS, "training", "scale")
-"""Settings that select a file of `conf/`; all others set values in the selected files."""
-ALONE = ("schedule", "quantizer")
-"""Independent groups: their presets set nothing outside the group, and no other file sets anything inside it."""
+INDEPENDENT = ("schedule", "quantizer")
+"""Groups whose presets set nothing outside the group, and no other file sets anything inside it."""
 
 
 class Composer:
@@ -40,11 +37,11 @@ class Composer:
 
     def __call__(self, run: Overrides) -> DictConfig:
         """The configuration of a run; raises Hydra's errors for an unknown setting or a value of the wrong type."""
-        alone = {key: run[key] for key in ALONE if key in run and self._is_alone(key, run[key])}
-        choices = {k: v for k, v in run.items() if (k in GROUPS or not _is_plain(k)) and k not in alone}
+        independent = {key: run[key] for key in INDEPENDENT if key in run and self._is_independent(key, run[key])}
+        choices = {k: v for k, v in run.items() if (k in PRESETS or not _is_plain(k)) and k not in independent}
         try:
-            found = self._chosen(choices, alone)
-            values = {key: value for key, value in run.items() if key not in choices | alone}
+            found = self._chosen(choices, independent)
+            values = {key: value for key, value in run.items() if key not in choices | independent}
             for override in self._parser.parse_overrides(command_line(values)):
                 OmegaConf.update(found, override.get_key_element(), override.value(), merge=True)
             return found
@@ -63,10 +60,10 @@ class Composer:
                 self._checked[key] = explain_hydra(error)
         return self._checked[key]
 
-    def _is_alone(self, group: str, option: str) -> bool:
-        return option in OPTION_GROUPS[group] and OPTION_GROUPS[group][option].self_contained
+    def _is_independent(self, group: str, option: str) -> bool:
+        return option in PRESETS[group] and PRESETS[group][option].self_contained
 
-    def _chosen(self, choices: Overrides, alone: Overrides) -> DictConfig:
+    def _chosen(self, choices: Overrides, independent: Overrides) -> DictConfig:
         """A new configuration with these group choices, in which presets of independent groups are inserted.
 
         Hydra's composition is kept as a pickle, which loads in a seventh of a deep copy's time.
@@ -76,8 +73,8 @@ class Composer:
             self._composed[name] = pickle.dumps(self._compose(command_line(choices)))
         found: DictConfig = pickle.loads(self._composed[name])
         OmegaConf.set_readonly(found, False)
-        for group, option in alone.items():
-            found[group] = _node(OPTION_GROUPS[group][option])
+        for group, option in independent.items():
+            found[group] = _node(PRESETS[group][option])
         OmegaConf.set_struct(found, True)
         return found
 

@@ -15,7 +15,7 @@ from typing import TypeVar
 import torch
 
 from bitcycle.errors import EXIT_INTERRUPTED
-from bitcycle.signals import noted
+from bitcycle.signals import record_signals
 from bitcycle.sweep.forkserver import restore, start
 from bitcycle.sweep.progress import SweepProgress, tell
 from bitcycle.threads import allowed_cores, share_of
@@ -69,7 +69,7 @@ class LocalPool:
         None if there is none until another run ends; `ended` is called with key and exit code of each run that has ended."""
         running: dict[int, tuple[K, Sequence[str], BaseProcess]] = {}  # by slot; each slot has a GPU and an output file
         is_empty, passed_on = False, 0
-        with tempfile.TemporaryDirectory() as scratch, noted() as signals:
+        with tempfile.TemporaryDirectory() as scratch, record_signals() as signals:
             while running or not is_empty:
                 if time.monotonic() >= self.until and not signals:
                     signals.append(signal.SIGTERM)

@@ -87,7 +87,7 @@ def ask(*command: str) -> str:
     return done.stdout
 
 
-class Outcome(NamedTuple):
+class JobOutcome(NamedTuple):
     """Outcome of a job: the exit code of its run, and the reason of a failure if the run's log does not show it."""
 
     code: int
@@ -107,11 +107,11 @@ class SubmittedJob(NamedTuple):
         return self.array / f"{self.number}.json"
 
     @property
-    def outcome(self) -> Outcome | None:
+    def outcome(self) -> JobOutcome | None:
         """The outcome that the job has written; None while it runs or is to continue, or if it was lost."""
         record = read_object(self.outcome_file)
         code = record.get("code")
-        return Outcome(code, str(record.get("reason") or "")) if isinstance(code, int) else None
+        return JobOutcome(code, str(record.get("reason") or "")) if isinstance(code, int) else None
 
     @property
     def log(self) -> Path:
@@ -162,7 +162,7 @@ class Waiter:
         self.queue: Queue | None = None
         self._missing_since: dict[int, float] = {}
 
-    def look(self) -> dict[int, Outcome]:
+    def look(self) -> dict[int, JobOutcome]:
         """The jobs that have ended since the last call; `waiting` holds the others."""
         try:
             self.queue = self.ask()
@@ -173,7 +173,7 @@ class Waiter:
         self.waiting = {number: job for number, job in self.waiting.items() if looked[number] is None}
         return {number: outcome for number, outcome in looked.items() if outcome is not None}
 
-    def _given_up(self, number: int, job: SubmittedJob) -> Outcome | None:
+    def _given_up(self, number: int, job: SubmittedJob) -> JobOutcome | None:
         """The outcome of a run whose job ended some time ago without writing an exit code; None for all other jobs."""
         if self.queue is None:
             return None
@@ -185,10 +185,11 @@ class Waiter:
         from bitcycle.training.run_folder import RunFolder  # with PyTorch, which a job imports this module without
 
         if RunFolder(job.run).state() == "done":
-            return Outcome(EXIT_DONE)
+            return JobOutcome(EXIT_DONE)
         if (entry := job.entry(self.queue)) is None:
-            return Outcome(EXIT_FAILED, "the job wrote no exit code, and SLURM no longer lists it")
-        return Outcome(EXIT_FAILED, f"job {entry.job} ended without an exit code; its state in SLURM is {entry.state}")
+            return JobOutcome(EXIT_FAILED, "the job wrote no exit code, and SLURM no longer lists it")
+        reason = f"job {entry.job} ended without an exit code; its state in SLURM is {entry.state}"
+        return JobOutcome(EXIT_FAILED, reason)
 
     def describe(self) -> str:
         """The number of jobs in each state, as text."""

@@ -25,7 +25,7 @@ from bitcycle import distributed
 from bitcycle.device import to_device
 
 LEVELS = (3, 4, 5, 6, 7)
-SCALES = (2**0, 2 ** (1 / 3), 2 ** (2 / 3))
+OCTAVES = (2**0, 2 ** (1 / 3), 2 ** (2 / 3))
 RATIOS = (0.5, 1.0, 2.0)
 OFFSET_SCALE = (0.1, 0.1, 0.2, 0.2)
 
@@ -33,7 +33,7 @@ OFFSET_SCALE = (0.1, 0.1, 0.2, 0.2)
 def cell_anchors(level: int) -> Tensor:
     """The nine anchors [9, 4] of a level, centred on the origin, ordered by ratio, then by scale."""
     base = 2 ** (level + 2)
-    sizes = [(base * scale / math.sqrt(ratio), base * scale * math.sqrt(ratio)) for ratio in RATIOS for scale in SCALES]
+    sizes = [(base * step / math.sqrt(ratio), base * step * math.sqrt(ratio)) for ratio in RATIOS for step in OCTAVES]
     return torch.tensor([[-w / 2, -h / 2, w / 2, h / 2] for w, h in sizes], dtype=torch.float64)
 
 

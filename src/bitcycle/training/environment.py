@@ -52,8 +52,8 @@ def instruction_set() -> str:
     flags = set((cpu_entry("flags") or "").split())
     found = {"avx512 vnni": "avx512_vnni", "avx512": "avx512f", "avx2": "avx2"}
     widest = next((name for name, flag in found.items() if flag in flags), "")
-    told = os.environ.get("ATEN_CPU_CAPABILITY", widest)
-    return widest if widest.startswith(told) else f"{told} forced on a CPU with {widest}"
+    capability = os.environ.get("ATEN_CPU_CAPABILITY", widest)
+    return widest if widest.startswith(capability) else f"{capability} forced on a CPU with {widest}"
 
 
 def commit() -> str | None:

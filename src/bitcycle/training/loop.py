@@ -31,7 +31,7 @@ from bitcycle.training.compilation import wants_compilation
 from bitcycle.training.display import ProgressBar
 from bitcycle.training.metrics_log import JsonLines, MetricsLog, open_metrics
 from bitcycle.training.outcome import Best, ReduceOnPlateau, RunningMean, merit
-from bitcycle.training.phases import Candidate, PhaseRunner
+from bitcycle.training.phases import CandidateWeights, PhaseRunner
 from bitcycle.training.plan import Plan
 from bitcycle.training.processes import Agreement, replica
 
@@ -246,7 +246,7 @@ class Trainer:
         if not self.average.count and averaging.begins(self.best.validation, self.task.higher_is_better):
             self.average_weights()
         flatness = self.phases.flatness()
-        self.phases.add_candidate(Candidate(self.step, self.best.validation[-1], flatness))
+        self.phases.add_candidate(CandidateWeights(self.step, self.best.validation[-1], flatness))
         return validation if flatness is None else {**validation, "trace_sqrt_v": flatness}
 
     def evaluate_average(self, precision: Precision) -> dict[str, float]:

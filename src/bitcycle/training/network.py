@@ -20,7 +20,7 @@ from bitcycle.task import TaskOptions
 
 
 @dataclass(frozen=True)
-class Network:
+class ConvertedNetwork:
     """A converted network and its operations; `choices` may have another cost target."""
 
     parameters: int
@@ -43,10 +43,10 @@ def blocks(options: ModelOptions, shape: Shape) -> tuple[str | None, int]:
 
 def network(
     options: ModelOptions, info: DatasetInfo, task: TaskOptions, quantizer: QuantizerOptions, schedule: Schedule
-) -> Network:
+) -> ConvertedNetwork:
     """The converted network. Raises SettingError if quantizer, schedule and network are incompatible."""
 
-    def make() -> Network:
+    def make() -> ConvertedNetwork:
         model = options.build(info.shape)
         layers = tuple(conversion_plan(model, quantizer, schedule))
         parameters = _parameters(model)  # before conversion, which adds gates in place
@@ -59,7 +59,8 @@ def network(
         [device] = {leaf.device for leaf in tree_leaves(sample.arguments) if isinstance(leaf, torch.Tensor)}
         with warnings.catch_warnings(record=True) as caught:
             workload = trace(converted.to(device), *sample.arguments, samples=sample.samples)
-        return Network(parameters, layers, choices, workload, tuple(str(warning.message) for warning in caught))
+        messages = tuple(str(warning.message) for warning in caught)
+        return ConvertedNetwork(parameters, layers, choices, workload, messages)
 
     are_ours = all(map(_is_ours, (options, task, quantizer, schedule.options)))
     gates = schedule.options if isinstance(schedule.options, Dfq) else None  # all targets have the same network

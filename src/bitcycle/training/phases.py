@@ -69,7 +69,7 @@ class SecondMoment:
             mine.copy_(saved)
 
 
-class Candidate(NamedTuple):
+class CandidateWeights(NamedTuple):
     """Weights that the next phase may start from: their step, validation metric and Tr(sqrt v)."""
 
     step: int
@@ -77,15 +77,15 @@ class Candidate(NamedTuple):
     trace_sqrt_v: float | None = None
 
 
-def best_candidates(found: list[Candidate], count: int, higher_is_better: bool) -> list[Candidate]:
+def best_candidates(found: list[CandidateWeights], count: int, higher_is_better: bool) -> list[CandidateWeights]:
     """The `count` best of `found` by validation, best first; ties favour earlier steps. Undefined values are worst."""
     return sorted(found, key=lambda c: (-merit(c.validation, higher_is_better), c.step))[:count]
 
 
-def choose(found: list[Candidate], start_from: str) -> tuple[Candidate, str]:
+def choose(found: list[CandidateWeights], start_from: str) -> tuple[CandidateWeights, str]:
     """Select the candidate from which a phase starts, from a list with the best first; also returns the reason as text.
 
-    >>> choose([Candidate(20, 91.5, 7.0), Candidate(10, 90.0, 5.0)], "flattest")[0].step
+    >>> choose([CandidateWeights(20, 91.5, 7.0), CandidateWeights(10, 90.0, 5.0)], "flattest")[0].step
     10
     """
     if start_from == "best":
@@ -124,7 +124,7 @@ class PhaseRunner:
     higher_is_better: bool
     index: int = -1  # no phase has begun
     ratio: float = 1.0
-    candidates: list[Candidate] = field(default_factory=list)
+    candidates: list[CandidateWeights] = field(default_factory=list)
     saved: set[int] = field(default_factory=set)
     moment: SecondMoment | None = None
     records: list[dict[str, Any]] = field(default_factory=list)
@@ -191,7 +191,7 @@ class PhaseRunner:
         """The current Tr(sqrt v), if the next phase selects its starting weights by it."""
         return None if self.moment is None else self.moment.trace_sqrt()
 
-    def add_candidate(self, candidate: Candidate) -> None:
+    def add_candidate(self, candidate: CandidateWeights) -> None:
         """Save the current weights if they are among the candidates for the next phase."""
         kept = self.following.kept if self.following is not None else 0
         best = best_candidates([*self.candidates, candidate], kept, self.higher_is_better)
@@ -225,7 +225,7 @@ class PhaseRunner:
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         self.index, self.ratio, self.records = state["index"], state["ratio"], state["records"]
-        self.candidates = [Candidate(**candidate) for candidate in state["candidates"]]
+        self.candidates = [CandidateWeights(**candidate) for candidate in state["candidates"]]
         self.saved = {candidate.step for candidate in self.candidates}
         self.moment = None
         if state["moment"] is not None:

@@ -21,7 +21,7 @@ from bitcycle.schedule import Phase, Schedule, Static, UndecidedSchedule
 from bitcycle.settings import SettingError
 from bitcycle.training.initial_weights import fitting_weights, load_initial_weights
 from bitcycle.training.naming import run_hash, run_path
-from bitcycle.training.network import Network, blocks, network
+from bitcycle.training.network import ConvertedNetwork, blocks, network
 from bitcycle.training.phases import phase_rate
 from bitcycle.training.run_folder import RunFolder
 
@@ -192,7 +192,7 @@ def make_plan(config: RunConfig) -> Plan:
     quantizer = with_formats(config.quantizer, schedule)
     _within("quantizer", quantizer.check, [*schedule.precisions, evaluated])
     _within("quantizer", quantizer.check_ends, schedule.lowest, schedule.reference)
-    converted: Network = _within("quantizer", network, config.model, info, config.task, quantizer, schedule)
+    converted: ConvertedNetwork = _within("quantizer", network, config.model, info, config.task, quantizer, schedule)
     if config.hardware.run_samples is None:  # to which published image counts refer
         samples = epoch.samples_before(total_steps)
         config = replace(config, hardware=replace(config.hardware, run_samples=samples))

@@ -22,7 +22,7 @@ from omegaconf import DictConfig
 from bitcycle.errors import RunError
 from bitcycle.optional_imports import require
 from bitcycle.settings import SettingError
-from bitcycle.signals import noted
+from bitcycle.signals import record_signals
 from bitcycle.sweep.slurm import SubmittedJob, Waiter, ask, jobs_in_queue, largest_array, new_array, wait_for_jobs
 from hydra_plugins.bitcycle_plugins.local_launcher import root_of
 from hydra_plugins.bitcycle_plugins.slurm_job import WARNING, SlurmJob
@@ -79,7 +79,7 @@ class SlurmLauncher(Launcher):
         """Submit the runs that are not in the queue, wait for all, and return their exit codes. Raises RunError if SLURM does not
         answer or rejects all jobs."""
         places = [folder.absolute() for folder in folders]
-        with noted() as signals:
+        with record_signals() as signals:
             jobs = jobs_in_queue(Path(self.config.results_root), places)
             if jobs:
                 logger.info("%d runs are in SLURM already: waiting for them", len(jobs))

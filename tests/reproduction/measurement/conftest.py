@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from bitcycle.reproduction.measurement.job import Job, Network
+from bitcycle.reproduction.measurement.job import Job, TrainedNetwork
 from bitcycle.training.run import execute
 from tests.conftest import ROOT, plan
 
@@ -42,4 +42,4 @@ def phased(tmp_path_factory):
 
 
 def job(options, *plans, phase=None):
-    return Job(options, tuple(Network(made.folder, phase) for made in plans))
+    return Job(options, tuple(TrainedNetwork(made.folder, phase) for made in plans))

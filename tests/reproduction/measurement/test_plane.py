@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from bitcycle.errors import RunError
 from bitcycle.reproduction.measurement.corruption import CORRUPTIONS, Corruption, corrupt
-from bitcycle.reproduction.measurement.job import Job, Network
+from bitcycle.reproduction.measurement.job import Job, TrainedNetwork
 from bitcycle.reproduction.measurement.plane import Plane, plane_through
 from bitcycle.reproduction.measurement.sharpness import Sharpness, find_sharpness
 from bitcycle.training.finished_run import flatten, load_run
@@ -56,7 +56,7 @@ def test_three_networks_on_a_line_have_no_plane():
 def test_a_plane_through_phases(phased):
     plane = Plane(points=2, samples=50, batch_norm_samples=64)
     hlhlp, tuned = phased
-    networks = (Network(tuned.folder, 1), Network(tuned.folder), Network(hlhlp.folder))
+    networks = (TrainedNetwork(tuned.folder, 1), TrainedNetwork(tuned.folder), TrainedNetwork(hlhlp.folder))
     runs = [load_run(network.folder.path, phase=network.phase) for network in networks]
     assert [run.precision.weight for run in runs] == [32, 2, 2]
     plane.prepare(runs, CPU)

@@ -11,7 +11,7 @@ import torch
 
 from bitcycle.files import read_records
 from bitcycle.reproduction.measurement.artifacts import read_result
-from bitcycle.reproduction.measurement.job import Job, Network, run_command
+from bitcycle.reproduction.measurement.job import Job, TrainedNetwork, run_command
 from bitcycle.reproduction.measurement.surface import Surface, directions, filter_normalised
 from bitcycle.training.finished_run import load_run
 from bitcycle.training.run_folder import RunFolder
@@ -99,7 +99,7 @@ def test_an_interrupted_surface_is_the_undisturbed_one(trained, monkeypatch, tmp
     whole = job(options, trained)
     whole.run()
     shutil.copytree(trained.folder.path, tmp_path / "seed=0", ignore=shutil.ignore_patterns("analyses"))
-    cut = Job(options, (Network(RunFolder(tmp_path / "seed=0")),))
+    cut = Job(options, (TrainedNetwork(RunFolder(tmp_path / "seed=0")),))
     rows = Surface.rows
     with monkeypatch.context() as patch:
         patch.setattr(Surface, "rows", lambda self, unit: interrupt() if unit == 2 else rows(self, unit))

@@ -35,7 +35,7 @@ from bitcycle.quantizer.block import PRODUCTS, BlockOptions
 from bitcycle.quantizer.hadamard import Rotation
 from bitcycle.randomness import int32_key
 
-Product = Callable[[Tensor, Tensor, Optional[Tensor]], Tensor]
+ProductFunction = Callable[[Tensor, Tensor, Optional[Tensor]], Tensor]
 Copy = Callable[[Tensor], Tensor]
 Gradients = tuple[Optional[Tensor], Optional[Tensor], Optional[Tensor]]
 SECOND_COPY = int32_key("second copy of a gradient") >> 1

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 
 from bitcycle import distributed
 from bitcycle.layer.compilation import has_numbers, not_compiled
-from bitcycle.layer.products.block_product import LINEAR, Product, block_product, copies_of
+from bitcycle.layer.products.block_product import LINEAR, ProductFunction, block_product, copies_of
 from bitcycle.layer.products.matrix_product import QuantizedMatrixProduct
 from bitcycle.layer.products.quantized_product import Context, QuantizedProduct
 from bitcycle.module.layers import MatrixProduct
@@ -132,11 +132,11 @@ class QuantizedLayer(QuantizedProduct):
         self.observed_bits.clear()
         super().restart()
 
-    def quantized_product(self, x: Tensor, product: Product, *bias: Tensor | None) -> Tensor:
+    def quantized_product(self, x: Tensor, product: ProductFunction, *bias: Tensor | None) -> Tensor:
         """product(x, weight, bias) of the quantized operands, with quantized gradients; `bias`: in place of the layer's own."""
         return self.masked(product, lambda masked_product: self._product(x, masked_product, *bias))
 
-    def _product(self, x: Tensor, product: Product, *bias: Tensor | None) -> Tensor:
+    def _product(self, x: Tensor, product: ProductFunction, *bias: Tensor | None) -> Tensor:
         if not x.numel():
             return product(x, self.weight, *(bias or (self.bias,)))
         if not self.adapted:

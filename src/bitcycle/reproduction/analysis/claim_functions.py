@@ -39,9 +39,9 @@ def cost_of(name: str, q_min: int = 3, q_max: int = 8, cycles: int = 8, steps: i
 
 def schedule_groups(options: Mapping[str, float]) -> Computed:
     """The costs of the groups are ordered: Large < Medium < Small < static."""
-    groups = [[cost_of(name) for name in members] for members in labels.GROUPS.values()]
+    groups = [[cost_of(name) for name in members] for members in labels.SAVINGS_GROUPS.values()]
     ordered = all(max(low) < min(high) for low, high in pairwise([*groups, [1.0]]))
-    words = ", ".join(f"{name} {min(cost):.3f} to {max(cost):.3f}" for name, cost in zip(labels.GROUPS, groups))
+    words = ", ".join(f"{name} {min(cost):.3f} to {max(cost):.3f}" for name, cost in zip(labels.SAVINGS_GROUPS, groups))
     return ordered, f"relative costs at 3 to 8 bits, 8 cycles: {words}"
 
 

@@ -187,11 +187,11 @@ def main(words: Sequence[str] | None = None) -> int:
     parser.add_argument("claims", nargs="+", help="PAPER/ITEM-cN")
     parser.add_argument("--seeds", type=int, required=True, help="planned number of seeds")
     parser.add_argument("--first-seed", type=int, default=0, help="the first of them; default: 0")
-    told = "deviation of a claim's contrast between seeds, measured on other runs; default: that of its earlier runs"
-    parser.add_argument("--deviation", type=_value, action="append", default=[], metavar="CLAIM=VALUE", help=told)
+    text = "deviation of a claim's contrast between seeds, measured on other runs; default: that of its earlier runs"
+    parser.add_argument("--deviation", type=_value, action="append", default=[], metavar="CLAIM=VALUE", help=text)
     parser.add_argument("--published", type=Path, default=PUBLISHED, help=SUPPRESS)
-    told = "power of a claim, for a trend from a simulation; default: computed for its published effect and deviation"
-    parser.add_argument("--power", type=_value, action="append", default=[], metavar="CLAIM=VALUE", help=told)
+    text = "power of a claim, for a trend from a simulation; default: computed for its published effect and deviation"
+    parser.add_argument("--power", type=_value, action="append", default=[], metavar="CLAIM=VALUE", help=text)
     given = parser.parse_args(words)
     path = given.published / "families" / f"{given.name}.yaml"
     if path.exists():

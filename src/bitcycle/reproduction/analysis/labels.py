@@ -10,7 +10,7 @@ from bitcycle.settings import Settings
 
 IMAGES = {"cifar10": 10, "cifar10_16": 10, "cifar100": 100, "digits": 10, "imagenet": 1000}
 """Number of classes of the image datasets, all balanced."""
-GROUPS = {"Large": ("RR", "RTH"), "Medium": ("LR", "LT", "CR", "CT", "RTV", "ETV"), "Small": ("ER", "ETH")}
+SAVINGS_GROUPS = {"Large": ("RR", "RTH"), "Medium": ("LR", "LT", "CR", "CT", "RTV", "ETV"), "Small": ("ER", "ETH")}
 """Groups by savings (Better Schedules, section 3.2)."""
 STAGED = ("pfq", "pfq_manual")
 """Schedules with stages of increasing precision."""
@@ -85,7 +85,7 @@ def is_float(cell: Cell) -> bool:
 
 def group_of(name: str) -> str:
     """The savings group of a schedule of the suite; empty for others."""
-    return next((group for group, members in GROUPS.items() if name in members), "")
+    return next((group for group, members in SAVINGS_GROUPS.items() if name in members), "")
 
 
 def forward_bits(cell: Cell) -> str:

@@ -35,7 +35,7 @@ VERDICTS = (
 SUPPORTED, IN_PART, CONTRADICTED, UNDECIDED, EXPLORATORY, COMPUTED, NO_TEST, NOT_TESTED = VERDICTS
 DECIDED = (SUPPORTED, IN_PART, CONTRADICTED)
 LEVEL = 0.95
-SCALES = ("paper", "mini")
+JUDGED_SCALES = ("paper", "mini")
 """Scales at which claims are tested; smoke runs are too short."""
 
 
@@ -115,12 +115,12 @@ def judge(
     judged: list[tuple[Claim, ClaimResult, Outcome | None]] = []
     for claim in claims:
         home = family_of(claim, families)
-        scales = () if claim.predicate in UNTRAINED else SCALES
+        scales = () if claim.predicate in UNTRAINED else JUDGED_SCALES
         found = [one for scale in scales if (one := _judge_at(claim, scale, results, pool, home)) is not None]
         judged += [(claim, *one) for one in found or [(_without_runs(claim, results), None)]]
     for claim, row, _ in judged:
         _explore(claim, row, family_of(claim, families))
-    for scale, home in product(SCALES, (None, *families)):
+    for scale, home in product(JUDGED_SCALES, (None, *families)):
         tested = [
             (claim, row, outcome)
             for claim, row, outcome in judged

@@ -11,7 +11,7 @@ import yaml
 from bitcycle.reproduction.analysis.aggregation import Cell, Results, find_results
 from bitcycle.reproduction.analysis.collect import is_accuracy
 from bitcycle.reproduction.analysis.contrast import Pool, Selector, contrast, fact, select
-from bitcycle.reproduction.analysis.items import PUBLISHED, SWEEPS, Item, Published, read_published
+from bitcycle.reproduction.analysis.items import PUBLISHED, SWEEP_FOLDER, Item, Published, read_published
 from bitcycle.reproduction.analysis.labels import our_data, our_model, panel_of
 from bitcycle.reproduction.analysis.metrics import estimate_of, readings
 from bitcycle.reproduction.analysis.preconditions import CEILING
@@ -74,7 +74,7 @@ class ItemData:
 
 def gather(item: Item, pool: Pool, root: Path) -> ItemData:
     """Collect the data of an item of a repository."""
-    file, published = item.sweep_file(root / SWEEPS), root / PUBLISHED
+    file, published = item.sweep_file(root / SWEEP_FOLDER), root / PUBLISHED
     manifest = root / MANIFEST / file.parent.name / f"{file.stem}.csv" if file else Path()
     results = find_results(read_manifest(manifest), pool.runs) if file else Results()
     numbers, digitized = (read_published(item, published, suffix) for suffix in ("", "_digitized"))

@@ -25,7 +25,7 @@ from bitcycle.reproduction.analysis.claims import read_claims
 from bitcycle.reproduction.analysis.collect import SUMMARY, curve_name
 from bitcycle.reproduction.analysis.contrast import Pool
 from bitcycle.reproduction.analysis.frozen import read_families
-from bitcycle.reproduction.analysis.items import PUBLISHED, SWEEPS, Item, read_items
+from bitcycle.reproduction.analysis.items import PUBLISHED, SWEEP_FOLDER, Item, read_items
 from bitcycle.reproduction.analysis.verdict import judge, write_claims
 from bitcycle.reproduction.figure import board, plots, recipes
 from bitcycle.reproduction.figure.data import ItemData, gather
@@ -43,7 +43,7 @@ def make_all(root: Path, target: Path, summary: Path) -> list[Entry]:
     """Write figures and tables of every item of a repository and the results pages to `target`, using the runs in the file
     `summary`; returns the entries of the pages."""
     pool = Pool(read_runs(read_csv(summary, missing_ok=True), summary))
-    items = read_items(root / PUBLISHED) + board_items(root / SWEEPS)
+    items = read_items(root / PUBLISHED) + board_items(root / SWEEP_FOLDER)
     tracked = track(items, "items", console=Console(stderr=True))
     entries = [make_item(gather(item, pool, root), target / FIGURES) for item in tracked]
     found = {entry.data.item.id: entry.data.results for entry in entries}

@@ -28,7 +28,7 @@ from bitcycle.files import resource_root
 from bitcycle.guard import guarded
 from bitcycle.reproduction.measurement.artifacts import read_result
 from bitcycle.reproduction.measurement.corruption import Corruption
-from bitcycle.reproduction.measurement.job import Analysis, Job, Network
+from bitcycle.reproduction.measurement.job import Analysis, Job, TrainedNetwork
 from bitcycle.reproduction.measurement.noise import NoiseTest
 from bitcycle.reproduction.measurement.plane import Plane
 from bitcycle.reproduction.measurement.sharpness import Sharpness
@@ -84,7 +84,7 @@ def jobs_of(sweep: Sweep, scale: str, runs: Sequence[SweepRun]) -> list[Job | No
             if any(run.state != "done" for run, _ in group):
                 found += [None] * len(several)
                 continue
-            parts = tuple(Network(run.folder, phase) for run, phase in group)
+            parts = tuple(TrainedNetwork(run.folder, phase) for run, phase in group)
             found += [Job(options, parts, group[-1][0].config.data_root) for options in several]
     return found
 

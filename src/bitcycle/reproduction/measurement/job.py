@@ -46,17 +46,17 @@ class Analysis(Settings):
 
 
 @dataclass(frozen=True)
-class Network:
+class TrainedNetwork:
     """A trained network: a run folder and a phase, whose final weights are used; None: the end of the run."""
 
     folder: RunFolder
     phase: int | None = None
 
     @classmethod
-    def parse(cls, text: str) -> "Network":
+    def parse(cls, text: str) -> "TrainedNetwork":
         """Parse FOLDER or FOLDER@PHASE of a command line.
 
-        >>> Network.parse("runs/seed=0@2").phase, Network.parse("runs/seed=0").phase
+        >>> TrainedNetwork.parse("runs/seed=0@2").phase, TrainedNetwork.parse("runs/seed=0").phase
         (2, None)
         """
         path, _, phase = text.rpartition("@")
@@ -74,7 +74,7 @@ class Job:
     """One analysis of given networks; its result is stored in the run folder of the last network."""
 
     analysis: Analysis
-    networks: tuple[Network, ...]
+    networks: tuple[TrainedNetwork, ...]
     data_root: str | None = None
 
     @property
@@ -141,7 +141,7 @@ def run_command(kind: type[Analysis], description: str | None, arguments: Sequen
 
     def run() -> None:
         analysis = read_words(kind, {name: value for name, value in given.items() if value is not None})
-        job = Job(analysis, tuple(map(Network.parse, networks)), data_root)
+        job = Job(analysis, tuple(map(TrainedNetwork.parse, networks)), data_root)
         print(f"{job.path}: {len(job.run().rows)} rows; `make collect` adds it to results/summary")
 
     return guarded(run)

@@ -184,7 +184,7 @@ def test_the_cost_of_the_first_test_is_counted_as_asked(digits):
     options = ["schedule=CR", "schedule.q_min=auto", "schedule.range_test.threshold=0"]
     before, plan = execute(digits(*options)), digits(*options, "hardware.convention=cpt")
     after = execute(plan)
-    test = execute(plan.preliminary())["cost"]["total"]
+    test = execute(plan.preliminary)["cost"]["total"]
     assert after["preliminary"]["range_test"]["cost"] == test != before["preliminary"]["range_test"]["cost"]
 
 
@@ -227,7 +227,7 @@ def test_bounds_enclose_a_test_wherever_it_ends(digits, options):
 def test_dry_run_knows_of_a_test_that_has_begun(digits):
     plan = digits("schedule=CR", "schedule.q_min=auto", "schedule.range_test.threshold=0")
     assert plan.describe()["state"] == "new"
-    execute(plan.preliminary())
+    execute(plan.preliminary)
     described = plan.describe()
     assert (described["state"], described["preliminary"]["state"]) == ("resumable", "done")
     shown = io.StringIO()

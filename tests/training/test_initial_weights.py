@@ -266,7 +266,7 @@ def test_the_range_test_begins_from_the_same_weights(digits):
     plan = digits(*overrides)
     summary = execute(plan)
     assert read_json(plan.folder.below("range_test").summary)["found"] == summary["found"]
-    assert torch.equal(plan.preliminary().build_model().conv1.weight, plan.build_model().conv1.weight)
+    assert torch.equal(plan.preliminary.build_model().conv1.weight, plan.build_model().conv1.weight)
 
 
 def test_parts_are_words_of_the_configuration():

@@ -55,7 +55,7 @@ def measure(plan: Plan, budget: float) -> RunTime:
     """
     began = time.perf_counter()
     device = set_up_torch(plan.config.training)
-    first = plan.preliminary()
+    first = plan.preliminary
     small = _affordable(first or plan, device)
     with without_downloads():
         trainer = Trainer(replace(small, folder=RunFolder(small.folder.path, writes=False)), device)
@@ -98,7 +98,7 @@ def _affordable(plan: Plan, device: torch.device) -> Plan:
         return plan
     options = replace(plan.config.training, batch_size=most)
     found = make_plan(replace(plan.config, training=options))
-    return found.preliminary() or found
+    return found.preliminary or found
 
 
 def _evaluation(trainer: Trainer, step: float) -> float:

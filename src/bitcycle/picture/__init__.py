@@ -10,7 +10,7 @@ if TYPE_CHECKING:  # curves are read without PyTorch
 
 def pictures(plan: "Plan", summary: Mapping[str, Any]) -> Iterator[Path]:
     """Draw the requested pictures of a finished run; a range test is always drawn."""
-    first, tested = plan.preliminary(), "range_test" in summary.get("found", {})
+    first, tested = plan.preliminary, "range_test" in summary.get("found", {})
     if tested:
         from bitcycle.picture.run import draw_range_test
 

@@ -4,6 +4,7 @@ import dataclasses
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 from typing import Any
 
 from torch import nn
@@ -89,6 +90,7 @@ class Plan:
         cost: Cost = self.config.hardware.cost(self.workload, histogram, self.schedule.reference, chosen)
         return cost
 
+    @cached_property
     def preliminary(self) -> "Plan | None":
         """The preliminary run that determines this run's schedule, in a subfolder; None if the schedule is known."""
         if not isinstance(self.schedule, UndecidedSchedule):
@@ -122,7 +124,7 @@ class Plan:
 
     def describe(self) -> dict[str, Any]:
         """The plan as plain values: the content of `dry_run=json`."""
-        cost, bounds, first = self.cost(), self._described_bounds(), self.preliminary()
+        cost, bounds, first = self.cost(), self._described_bounds(), self.preliminary
         lengths = self.schedule.run_lengths if self.schedule.fixed else None
         return {
             "run_dir": str(self.folder.path),
@@ -155,7 +157,7 @@ class Plan:
 
     def state(self) -> str:
         """new, resumable or done; a run is also resumable if its preliminary run has begun."""
-        first, state = self.preliminary(), self.folder.state()
+        first, state = self.preliminary, self.folder.state()
         return "resumable" if state == "new" and first is not None and first.folder.state() != "new" else state
 
     def describe_phase(self, phase: Phase) -> dict[str, Any]:

@@ -68,7 +68,7 @@ def _is_done(plan: Plan) -> bool:
 
 def _resolved(plan: Plan) -> Plan:
     """The plan with its final schedule, after executing the preliminary run if there is one."""
-    preliminary = plan.preliminary()
+    preliminary = plan.preliminary
     if preliminary is None:
         return plan
     logger.info("%s runs first, as this run depends on its result", preliminary.schedule.name)
@@ -92,7 +92,7 @@ def _finished(plan: Plan) -> dict[str, Any]:
         meter = CostMeter(plan.workload, plan.config.hardware, plan.schedule.reference)
         meter.load_state_dict(summary["samples"][part])
         summary["cost"][part] = meter.cost().summary()
-    first = plan.preliminary()
+    first = plan.preliminary
     if first is not None and first.folder.state() == "done":
         summary["preliminary"][first.schedule.name]["cost"] = _finished(first)["cost"]["total"]
     summary["counting"] = plan.counting()

@@ -9,7 +9,7 @@ import torch
 from bitcycle.picture.layout import panels, save
 from bitcycle.quantizer.format import ELEMENTS, Element
 from bitcycle.reproduction.analysis.claim_functions import relative_cost
-from bitcycle.reproduction.analysis.labels import group_of
+from bitcycle.reproduction.analysis.labels import savings_group
 from bitcycle.reproduction.figure.schematic import BITS, LONG, draw_bits
 from bitcycle.reproduction.figure.style import PROFILES
 from bitcycle.schedule import SCHEDULES, schedule
@@ -23,7 +23,7 @@ def draw_suite(path: Path) -> Path:
     for part, name in zip(axes, LAYOUT):
         bound = schedule(name, q_min=3, q_max=8, cycles=8, total_steps=LONG)
         draw_bits(part, bound, PROFILES[SCHEDULES[name].values["profile"]])
-        part.set_title(f"{name} saves {100 * (1 - relative_cost(bound)):.0f} % ({group_of(name)})", fontsize=9)
+        part.set_title(f"{name} saves {100 * (1 - relative_cost(bound)):.0f} % ({savings_group(name)})", fontsize=9)
         part.set_xticks([0, 0.5, 1], ["0", f"{LONG // 2000}k", f"{LONG // 1000}k"])
     figure.supxlabel("training step", fontsize=10)
     figure.supylabel(BITS, fontsize=10)

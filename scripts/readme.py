@@ -25,7 +25,7 @@ from bitcycle.quantizer.mx import BLOCK, FORMATS
 from bitcycle.reproduction.analysis.aggregation import read_runs
 from bitcycle.reproduction.analysis.claim_functions import relative_cost
 from bitcycle.reproduction.analysis.collect import SUMMARY
-from bitcycle.reproduction.analysis.labels import group_of
+from bitcycle.reproduction.analysis.labels import savings_group
 from bitcycle.schedule import SCHEDULES, SUITE, Static, schedule
 from board import board, board_list, recipes_board
 from claim_tables import (
@@ -62,7 +62,7 @@ def schedules_table() -> str:
     for name in sorted(SUITE, key=lambda name: (relative_cost(bound[name]), name)):
         what = SCHEDULES[name].summary.split(" (group")[0]
         cost = relative_cost(bound[name])
-        lines.append((f"`{name}`", what, group_of(name), f"{cost:.3f}", f"{100 * (1 - cost):.1f} %"))
+        lines.append((f"`{name}`", what, savings_group(name), f"{cost:.3f}", f"{100 * (1 - cost):.1f} %"))
     return markdown_table(("schedule", "description", "group", "cost", "saving"), lines)
 
 

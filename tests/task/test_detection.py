@@ -20,11 +20,11 @@ from bitcycle.shapes import DetectionShape
 from bitcycle.task.anchors import (
     NOTHING,
     anchors,
-    decode,
+    boxes_of,
     detection_losses,
-    encode,
     focal_terms,
     match,
+    offsets_of,
     smooth_l1,
 )
 from bitcycle.task.average_precision import AveragePrecision, Detections, Truth, area_under_envelope
@@ -118,8 +118,8 @@ def test_average_precision_is_that_of_the_released_code():
 def test_offsets_and_boxes_are_each_others_inverse():
     places = anchors(64, 64)[::37]
     boxes = places + torch.tensor([3.0, -2.0, 9.0, 4.0])
-    torch.testing.assert_close(decode(encode(boxes, places), places), boxes, rtol=1e-5, atol=1e-3)
-    by_hand = encode(torch.tensor([[10.0, 10.0, 10.5, 30.0]]), torch.tensor([[0.0, 0.0, 20.0, 10.0]]))
+    torch.testing.assert_close(boxes_of(offsets_of(boxes, places), places), boxes, rtol=1e-5, atol=1e-3)
+    by_hand = offsets_of(torch.tensor([[10.0, 10.0, 10.5, 30.0]]), torch.tensor([[0.0, 0.0, 20.0, 10.0]]))
     expected = [(10.25 - 10) / 20 / 0.1, (20 - 5) / 10 / 0.1, np.log(1 / 20) / 0.2, np.log(20 / 10) / 0.2]
     torch.testing.assert_close(by_hand[0], torch.tensor(expected, dtype=torch.float32))
 
@@ -172,7 +172,7 @@ class Oracle(nn.Module):
         places = anchors(*images.shape[2:])
         matches = match(places, batch.boxes, batch.labels)
         right = nn.functional.one_hot(matches.labels.clamp_min(0), self.classes) * matches.positive[..., None]
-        return Predictions(10.0 * right - 5, encode(matches.boxes, places).nan_to_num(0, 0, 0))
+        return Predictions(10.0 * right - 5, offsets_of(matches.boxes, places).nan_to_num(0, 0, 0))
 
 
 def task(data_root, **options) -> Detection:

@@ -96,7 +96,7 @@ def train_word_piece(tokenizers: Any, vocabulary: int, lowercase: bool, sentence
     return tokenizers.BertWordPieceTokenizer(numbers, lowercase=lowercase)
 
 
-def encode(tokenizer: Any, pairs: Sequence[tuple[str, str, int]], length: int) -> "TokenPairs":
+def tokenized(tokenizer: Any, pairs: Sequence[tuple[str, str, int]], length: int) -> "TokenPairs":
     """Pairs as tokens; truncates longer sentences."""
     if (padding := tokenizer.token_to_id("[PAD]")) is None:
         raise DataError("the tokenizer has no token [PAD]. Use a tokenizer of a BERT model.")
@@ -224,7 +224,7 @@ class SentencePairOptions(DatasetOptions):
         tokens = {}
         for split, whole in pairs.items():
             chosen = first_samples(whole, self.train_samples if split == "train" else self.test_samples)
-            tokens[split] = encode(tokenizer, chosen, self.length)
+            tokens[split] = tokenized(tokenizer, chosen, self.length)
         return tokens
 
 

@@ -23,7 +23,7 @@ except ImportError:  # before transformers 5, experts are modules with linear la
     ALL_EXPERTS_FUNCTIONS = None  # type: ignore[assignment]
 
 EXPERTS = "bitcycle"
-PRODUCTS = ("up_product", "down_product")
+EXPERT_PRODUCTS = ("up_product", "down_product")
 
 
 class ExpertProduct(nn.Module):
@@ -98,8 +98,8 @@ def added_products(model: nn.Module) -> dict[str, nn.Module]:
     """Products to add to the experts of a model, by their future names."""
     found: dict[str, nn.Module] = {}
     for name, module in model.named_modules():
-        if has_experts(module) and not any(hasattr(module, product) for product in PRODUCTS):
-            for product, weight in zip(PRODUCTS, _weight_names(module)):
+        if has_experts(module) and not any(hasattr(module, product) for product in EXPERT_PRODUCTS):
+            for product, weight in zip(EXPERT_PRODUCTS, _weight_names(module)):
                 found[f"{name}.{product}".lstrip(".")] = ExpertProduct(module, weight)
     return found
 
@@ -119,7 +119,7 @@ def experts(module: Any, hidden_states: Tensor, top_k_index: Tensor, top_k_weigh
     counts = ids.bincount(minlength=module.num_experts).tolist()
     products = [
         getattr(module, name, None) or ExpertProduct(module, weight)
-        for name, weight in zip(PRODUCTS, _weight_names(module))
+        for name, weight in zip(EXPERT_PRODUCTS, _weight_names(module))
     ]
     h = products[0](hidden_states[order // chosen], counts)
     y = products[1](module._apply_gate(h) if module.has_gate else module.act_fn(h), counts)
@@ -136,5 +136,5 @@ if ALL_EXPERTS_FUNCTIONS is not None:
 def use_experts(model: nn.Module) -> None:
     """Select the quantized experts' function where there are quantized products."""
     for module in model.modules():
-        if has_experts(module) and any(hasattr(module, product) for product in PRODUCTS):
+        if has_experts(module) and any(hasattr(module, product) for product in EXPERT_PRODUCTS):
             module.config._experts_implementation = EXPERTS  # type: ignore[union-attr]

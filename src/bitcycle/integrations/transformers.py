@@ -34,6 +34,7 @@ from transformers.utils.quantization_config import QuantizationConfigMixin
 
 from bitcycle.integrations import bound_schedule, check_evaluate_at, experts
 from bitcycle.layer.control.controller import PrecisionController
+from bitcycle.layer.conversion.by_function import ATTENTION_PRODUCTS
 from bitcycle.layer.conversion.convert import quantize_model
 from bitcycle.layer.products.block_product import Axes
 from bitcycle.layer.products.quantized import CONVERSIONS, QuantizedLayer
@@ -43,7 +44,6 @@ from bitcycle.quantizer import QuantizerOptions, quantizer_options
 from bitcycle.settings import SettingError
 
 ATTENTION = "bitcycle"
-PRODUCTS = ("score_product", "value_product")
 STATE_FILE = "bitcycle.json"
 
 
@@ -89,7 +89,7 @@ def attention(
     if repeated > 1:  # grouped-query attention
         key, value = (x.repeat_interleave(repeated, dim=1) for x in (key, value))
     scale = query.shape[-1] ** -0.5 if scaling is None else scaling
-    products = [getattr(module, name, torch.matmul) for name in PRODUCTS]
+    products = [getattr(module, name, torch.matmul) for name in ATTENTION_PRODUCTS]
     scores = products[0](query, key.transpose(-2, -1)) * scale
     if softcap is not None:
         scores = softcap * (scores / softcap).tanh()
@@ -107,9 +107,9 @@ def added_products(model: nn.Module) -> dict[str, nn.Module]:
     """Products to add to the model's attention layers and mixtures of experts, by their future names."""
     found = experts.added_products(model)
     for name, module in model.named_modules():
-        if hasattr(module, PRODUCTS[0]) or not _takes_attention_function(module):
+        if hasattr(module, ATTENTION_PRODUCTS[0]) or not _takes_attention_function(module):
             continue
-        found |= {f"{name}.{product}".lstrip("."): MatrixProduct() for product in PRODUCTS}
+        found |= {f"{name}.{product}".lstrip("."): MatrixProduct() for product in ATTENTION_PRODUCTS}
     return found
 
 
@@ -124,7 +124,7 @@ def finish_conversion(model: nn.Module, conversion: dict[str, Any]) -> None:
     experts.use_experts(model)
     outermost: str | None = None
     for name, module in model.named_modules():
-        if hasattr(module, PRODUCTS[0]) and hasattr(module, "config"):
+        if hasattr(module, ATTENTION_PRODUCTS[0]) and hasattr(module, "config"):
             module.config._attn_implementation = ATTENTION
         if isinstance(module, PreTrainedModel) and (outermost is None or not name.startswith(outermost)):
             outermost = f"{name}." if name else ""

@@ -32,7 +32,7 @@ LANES = 64
 HEADROOM = 0.75
 """Factor before stochastic rounding with `headroom`: the largest element of a block, below 8 in units of the scale, stays below
 6, so that nothing saturates ("Training LLMs with MXFP4", section 3.1)."""
-PRODUCTS = ("dgrad", "wgrad")
+BACKWARD_PRODUCTS = ("dgrad", "wgrad")
 """Products of the backward pass, by the field's names: the gradients of the input and of the weight."""
 Function = Callable[..., Tensor]
 """(blocks [count, size, inner] float32, element [4], bits, noise or None) -> quantized blocks; 0 bits returns them unchanged."""
@@ -271,7 +271,7 @@ class BlockOptions(FormatOptions):
         [],
         "products whose operands are rotated by a random Hadamard transform: wgrad (NVFP4, section 4.2), and dgrad"
         " (MXFP4, section 3.2)",
-        choices=PRODUCTS,
+        choices=BACKWARD_PRODUCTS,
     )
     hadamard_size: int = setting(
         16,

@@ -13,7 +13,7 @@ from typing import Optional
 
 from bitcycle.settings import SettingError, Settings, setting
 
-SHAPES = ("constant", "piecewise", "linear", "cosine", "cyclic", "exponential", "inverse_sqrt", "plateau")
+RATE_SHAPES = ("constant", "piecewise", "linear", "cosine", "cyclic", "exponential", "inverse_sqrt", "plateau")
 
 
 @dataclass
@@ -31,7 +31,7 @@ class LearningRateOptions(Settings):
                cycle i from 0 ends at p = (m^(i+1) - 1) / (m^n - 1) with n = cycles, m = cycle_growth ((i + 1) / n for m = 1)
     """
 
-    name: str = setting("piecewise", "shape", choices=SHAPES)
+    name: str = setting("piecewise", "shape", choices=RATE_SHAPES)
     initial: float = setting(0.1, "initial learning rate", minimum=0)
     milestones: list[float] = setting(
         [0.5, 0.75], "piecewise: fractions of the run at which the rate drops", minimum=0, maximum=1

@@ -16,7 +16,7 @@ from bitcycle.settings import MISSING, SettingError, Settings, setting
 
 AUTO = "auto"
 """Value of q_min that a range test replaces by the one it finds."""
-STARTS = ("previous", "best", "flattest")
+PHASE_STARTS = ("previous", "best", "flattest")
 
 
 @dataclass(frozen=True)

@@ -7,10 +7,10 @@ from itertools import accumulate, pairwise
 from typing import Any, NamedTuple, Optional
 
 from bitcycle.precision import FLOAT, Precision
-from bitcycle.schedule.base import STARTS, Phase, RunLength, ScheduleOptions
+from bitcycle.schedule.base import PHASE_STARTS, Phase, RunLength, ScheduleOptions
 from bitcycle.settings import SettingError, setting
 
-RATES = ("initial", "coarse", "fine")
+PHASE_RATES = ("initial", "coarse", "fine")
 
 
 class PlannedPhase(NamedTuple):
@@ -133,13 +133,13 @@ class Hlhlp(PhasedOptions):
     rates: list[str] = setting(
         ["initial", "coarse", "fine", "fine"],
         "learning rate of each phase: that of training (initial), alpha times it (fine), or alpha r times it (coarse)",
-        choices=RATES,
+        choices=PHASE_RATES,
     )
     start_from: list[str] = setting(
         ["previous", "best", "flattest", "best"],
         "weights that each phase starts from: the last ones (previous), the previous phase's best by validation, or the"
         " flattest of its best",
-        choices=STARTS,
+        choices=PHASE_STARTS,
     )
     alpha: float = setting(
         0.01, "factor of the rate after the first phase (HLHLp 3.2: 0.1 to 0.01; recurrent networks: 0.1)", minimum=0

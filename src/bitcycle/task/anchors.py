@@ -66,15 +66,15 @@ def _centres_and_sizes(boxes: Tensor) -> tuple[Tensor, Tensor]:
     return boxes[..., :2] + sizes / 2, sizes
 
 
-def encode(boxes: Tensor, places: Tensor) -> Tensor:
+def offsets_of(boxes: Tensor, places: Tensor) -> Tensor:
     """Offsets [..., A, 4] of boxes [..., A, 4] from anchors [A, 4]."""
     (anchor_centres, anchor_sizes), (centres, sizes) = _centres_and_sizes(places), _centres_and_sizes(boxes)
     offsets = [(centres - anchor_centres) / anchor_sizes, (sizes.clamp_min(1) / anchor_sizes).log()]
     return torch.cat(offsets, dim=-1) / _offset_scale(boxes.dtype, boxes.device)
 
 
-def decode(offsets: Tensor, places: Tensor) -> Tensor:
-    """Boxes [..., A, 4] from offsets [..., A, 4] of anchors [A, 4]; the inverse of `encode`."""
+def boxes_of(offsets: Tensor, places: Tensor) -> Tensor:
+    """Boxes [..., A, 4] from offsets [..., A, 4] of anchors [A, 4]; the inverse of `offsets_of`."""
     offsets = offsets * _offset_scale(offsets.dtype, offsets.device)
     anchor_centres, anchor_sizes = _centres_and_sizes(places)
     centres = anchor_centres + offsets[..., :2] * anchor_sizes
@@ -147,7 +147,7 @@ def detection_losses(scores: Tensor, offsets: Tensor, places: Tensor, matches: M
     terms = focal_terms(scores, targets).masked_fill(matches.ignored[..., None], 0.0)
     class_loss = terms.sum(dim=(1, 2)) / positives.clamp_min(1)
     # unmatched anchors get finite offsets, since 0 times infinity is nan
-    wanted = encode(torch.where(matches.positive[..., None], matches.boxes, places), places)
+    wanted = offsets_of(torch.where(matches.positive[..., None], matches.boxes, places), places)
     distances = smooth_l1(wanted - offsets).masked_fill(~matches.positive[..., None], 0.0)
     box_loss = distances.sum(dim=(1, 2)) / (4 * positives).clamp_min(1)
     right = (scores.detach().argmax(dim=2) == matches.labels) & matches.positive

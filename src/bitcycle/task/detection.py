@@ -17,7 +17,7 @@ from bitcycle.dataset import DatasetInfo
 from bitcycle.dataset.detection import DetectionBatch, DetectionBatches, DetectionDatasetOptions
 from bitcycle.optional_imports import require
 from bitcycle.settings import SettingError, setting
-from bitcycle.task.anchors import NOTHING, DetectionLosses, anchors, decode, detection_losses, match
+from bitcycle.task.anchors import NOTHING, DetectionLosses, anchors, boxes_of, detection_losses, match
 from bitcycle.task.average_precision import OVERLAP, AveragePrecision, Detections, Truth
 from bitcycle.task.base import Sample, StepOutput, Task, TaskOptions, TaskSetup, evaluation_splits
 
@@ -96,7 +96,7 @@ class Detection(Task):
                 scores, offsets = _scores_and_offsets(model, batch)
                 losses = self._losses(batch, scores, offsets)
             mean_loss.update(losses.classes + losses.boxes, weight=len(batch.sizes))
-            boxes = decode(offsets, _anchors_of(batch))
+            boxes = boxes_of(offsets, _anchors_of(batch))
             for row, size in enumerate(batch.sizes):
                 found = self.detect(boxes[row], scores[row], size)
                 there = batch.labels[row] != NOTHING

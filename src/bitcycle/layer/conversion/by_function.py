@@ -21,7 +21,7 @@ from torch.overrides import TorchFunctionMode
 from bitcycle.layer.products.quantized import QuantizedLinear
 from bitcycle.module.layers import MatrixProduct
 
-PRODUCTS = ("score_product", "value_product")
+ATTENTION_PRODUCTS = ("score_product", "value_product")
 """Names of the two products of attention in the module that computes it."""
 ATTENTION = "scaled_dot_product_attention"
 
@@ -30,8 +30,8 @@ def added_products(model: nn.Module) -> dict[str, nn.Module]:
     """Products to add to modules that call scaled_dot_product_attention, by their future names."""
     found: dict[str, nn.Module] = {}
     for name, module in model.named_modules():
-        if not hasattr(module, PRODUCTS[0]) and ATTENTION in _names(type(module)):  # type: ignore[arg-type]
-            found |= {f"{name}.{product}".lstrip("."): MatrixProduct() for product in PRODUCTS}
+        if not hasattr(module, ATTENTION_PRODUCTS[0]) and ATTENTION in _names(type(module)):  # type: ignore[arg-type]
+            found |= {f"{name}.{product}".lstrip("."): MatrixProduct() for product in ATTENTION_PRODUCTS}
     return found
 
 
@@ -41,7 +41,7 @@ def redirect_functions(model: nn.Module) -> None:
         names: frozenset[str] = _names(type(module))  # type: ignore[arg-type]
         layers = _linear_layers(module)
         reads = bool(layers) and {"linear", "weight"} <= names
-        if not reads and not (ATTENTION in names and any(hasattr(module, product) for product in PRODUCTS)):
+        if not reads and not (ATTENTION in names and any(hasattr(module, product) for product in ATTENTION_PRODUCTS)):
             continue
         for layer in layers if reads else ():
             layer.is_read = True
@@ -147,7 +147,7 @@ def _attention(
     """scaled_dot_product_attention with the quantized products of `module`; arguments as in PyTorch."""
     if enable_gqa:
         key, value = (x.repeat_interleave(query.shape[-3] // x.shape[-3], dim=-3) for x in (key, value))
-    products = [getattr(module, name, torch.matmul) for name in PRODUCTS]
+    products = [getattr(module, name, torch.matmul) for name in ATTENTION_PRODUCTS]
     scores = products[0](query, key.transpose(-2, -1)) * (query.shape[-1] ** -0.5 if scale is None else scale)
     if is_causal:
         causal = torch.ones(scores.shape[-2:], dtype=torch.bool, device=scores.device).tril()

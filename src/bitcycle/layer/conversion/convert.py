@@ -17,7 +17,7 @@ from bitcycle.layer.codes import compute_codes
 from bitcycle.layer.conversion import roles
 from bitcycle.layer.conversion.by_function import added_products, redirect_functions
 from bitcycle.layer.conversion.counterpart import counterpart
-from bitcycle.layer.conversion.roles import PRODUCT_LAYERS, ROLES
+from bitcycle.layer.conversion.roles import LAYER_ROLES, PRODUCT_LAYERS
 from bitcycle.layer.gates.gate import Gates
 from bitcycle.layer.gates.gated_block import GatedBlock, gate_blocks
 from bitcycle.layer.products.quantized_product import Context, QuantizedProduct
@@ -90,7 +90,7 @@ def _match(name: str, found: Sequence[str], entries: Sequence[str]) -> str:
     """The first entry that is a role of the layer, or matches its name or that of an enclosing module; empty: none."""
     names = [name, *(name[:i] for i, letter in enumerate(name) if letter == ".")]
     # Roles are not patterns, so that a block named `first` does not match.
-    return next((e for e in entries if (e in found if e in ROLES else fnmatch.filter(names, e))), "")
+    return next((e for e in entries if (e in found if e in LAYER_ROLES else fnmatch.filter(names, e))), "")
 
 
 def has_signed_input(model: nn.Module, name: str, found: Sequence[str]) -> bool:
@@ -132,8 +132,9 @@ def conversion_plan(
     own_bits = options.layer_bits or {}
     for field, entries in (("float_layers", float_layers), ("layer_bits", own_bits)):
         for entry in entries:
-            if entry not in ROLES and not any(_match(name, (), [entry]) for name in layers):
-                remedy = f"use the roles {', '.join(ROLES)} or patterns of these names: {', '.join(layers) or 'none'}"
+            if entry not in LAYER_ROLES and not any(_match(name, (), [entry]) for name in layers):
+                names = ", ".join(layers) or "none"
+                remedy = f"use the roles {', '.join(LAYER_ROLES)} or patterns of these names: {names}"
                 raise SettingError(field, entry, "is neither a role nor matches a layer of the model", remedy)
     blocks = tuple(f"{name}." for name in getattr(model, "block_names", ())) if gates is not None else ()
     depthwise = _depthwise_precision(options, gates)
@@ -169,7 +170,7 @@ def _with_float_share(plan: list[LayerRule], share: float) -> list[LayerRule]:
 def _most_specific(name: str, found: Sequence[str], entries: Iterable[str]) -> str:
     """The entry of `layer_bits` that applies to a layer; empty: none. The order of the entries has no effect."""
     matching = (entry for entry in entries if _match(name, found, [entry]))
-    return max(matching, key=lambda entry: (entry not in ROLES, entry == name, len(entry), entry), default="")
+    return max(matching, key=lambda entry: (entry not in LAYER_ROLES, entry == name, len(entry), entry), default="")
 
 
 def _depthwise_precision(options: QuantizerOptions, gates: Dfq | None) -> Precision | None:

@@ -20,7 +20,7 @@ from torch.utils._pytree import tree_leaves, tree_map_only
 from bitcycle.layer.conversion.untouched import untouched
 from bitcycle.module.layers import MatrixProduct
 
-ROLES = ("first", "last", "shortcut", "depthwise", "matmul")
+LAYER_ROLES = ("first", "last", "shortcut", "depthwise", "matmul")
 
 PRODUCT_LAYERS = (nn.modules.conv._ConvNd, nn.Linear, nn.Bilinear, nn.RNNBase, nn.RNNCellBase, nn.MultiheadAttention)
 _EMBEDDINGS = (nn.Embedding, nn.EmbeddingBag)
@@ -150,7 +150,7 @@ def layer_roles(layers: Mapping[str, nn.Module], order: Sequence[Call]) -> dict[
             "matmul": isinstance(layer, MatrixProduct),
             "depthwise": isinstance(layer, nn.modules.conv._ConvNd) and 1 < layer.groups == layer.in_channels,
         }
-        roles[name] = tuple(role for role in ROLES if found[role])
+        roles[name] = tuple(role for role in LAYER_ROLES if found[role])
     return roles
 
 

@@ -31,7 +31,7 @@ from torch.autograd.function import once_differentiable
 from torch.nn.modules.conv import _ConvNd
 
 from bitcycle.layer.memory_format import operands_of
-from bitcycle.quantizer.block import PRODUCTS, BlockOptions
+from bitcycle.quantizer.block import BACKWARD_PRODUCTS, BlockOptions
 from bitcycle.quantizer.hadamard import Rotation
 from bitcycle.randomness import int32_key
 
@@ -42,7 +42,7 @@ SECOND_COPY = int32_key("second copy of a gradient") >> 1
 """Offset of the noise key of the second copy."""
 OPERAND_COPIES = tuple(int32_key(f"{operand} of a backward product") >> 1 for operand in ("weight", "activation"))
 """Offsets of the noise keys of weights and activations that are rounded stochastically."""
-SIGNS = {name: int32_key("hadamard", name) for name in ("all", *PRODUCTS)}
+SIGNS = {name: int32_key("hadamard", name) for name in ("all", *BACKWARD_PRODUCTS)}
 """Keys of the random signs of Hadamard transforms: one for all products, or one for each."""
 
 
@@ -163,7 +163,7 @@ def copies_of(product: Any, key: Tensor) -> Copies:
     gradient_bits, key = state.gradient_bits.clone(), state.step_key ^ key
     back = (gradient_bits, gradient_bits) if options.backward_bits == "gradient" else (weight_bits, bits)
     weight_key, x_key = (key + offset if options.stochastic_operands else None for offset in OPERAND_COPIES)
-    error_rotation, update_rotation = (_rotation(options, name, key) for name in PRODUCTS)
+    error_rotation, update_rotation = (_rotation(options, name, key) for name in BACKWARD_PRODUCTS)
     if is_depthwise:  # its dgrad sums over no channels
         error_rotation = None
 

@@ -83,7 +83,7 @@ def is_float(cell: Cell) -> bool:
     return cell.setting("quantizer", "sbm") == "none" or (static and (cell.setting("schedule.q_max") or 0) >= FLOAT)
 
 
-def group_of(name: str) -> str:
+def savings_group(name: str) -> str:
     """The savings group of a schedule of the suite; empty for others."""
     return next((group for group, members in SAVINGS_GROUPS.items() if name in members), "")
 

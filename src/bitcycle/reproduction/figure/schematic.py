@@ -15,7 +15,7 @@ from matplotlib.patches import Rectangle
 from bitcycle.picture.layout import panels
 from bitcycle.reproduction.analysis.aggregation import Cell
 from bitcycle.reproduction.analysis.claim_functions import relative_cost
-from bitcycle.reproduction.analysis.labels import group_of, schedule_of
+from bitcycle.reproduction.analysis.labels import savings_group, schedule_of
 from bitcycle.reproduction.figure.data import ItemData
 from bitcycle.reproduction.figure.style import FORMS, ORDERED, PROFILES, Drawing, Style
 from bitcycle.schedule import SCHEDULES, SUITE, Cyclic, Schedule, schedule
@@ -89,7 +89,7 @@ def suite_picture(data: ItemData) -> Drawing:
     for part, name in zip(axes[2:], sorted(SUITE, key=order.__getitem__)):
         bound = schedule(name, q_min=3, q_max=8, cycles=2, total_steps=STEPS)
         draw_bits(part, bound, PROFILES[SCHEDULES[name].values["profile"]])
-        part.set_title(f"{name}: cost {relative_cost(bound):.2f} ({group_of(name)})", fontsize=8.5)
+        part.set_title(f"{name}: cost {relative_cost(bound):.2f} ({savings_group(name)})", fontsize=8.5)
     figure.supxlabel("share of the run", fontsize=9)
     figure.supylabel(BITS, fontsize=9)
     return Drawing(figure, "3 to 8 bits, n = 2; thin: before rounding. Drawn from the code, no training.")

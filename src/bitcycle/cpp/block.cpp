@@ -246,4 +246,9 @@ Tensor quantize_blocks(const Tensor& x, const Tensor& bits, const Tensor& format
 }  // namespace
 }  // namespace bitcycle
 
-TORCH_LIBRARY_FRAGMENT(bitcycle, library) { library.def("quantize_blocks", &bitcycle::quantize_blocks); }
+TORCH_LIBRARY_FRAGMENT(bitcycle, library) {
+    library.def(
+        "quantize_blocks(Tensor x, Tensor bits, Tensor formats, int dim, int groups, Tensor? key=None, float headroom=1, int turn=0, "
+        "Tensor? turn_key=None, bool squares=False) -> Tensor",
+        &bitcycle::quantize_blocks);
+}

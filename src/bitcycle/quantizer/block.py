@@ -148,29 +148,16 @@ class Blocks(Formatted):
         given."""
         if not x.numel():
             return x
-        has_operator = cpp_operators(x, self.compile_kernel, OPERATORS) is not None
-        if rotation is not None and not (has_operator and rotation.has_operator(x)):
+        native = cpp_operators(x, self.compile_kernel, OPERATORS)
+        if rotation is not None and not (native is not None and rotation.has_operator(x)):
             x, rotation = rotation(x, dim, groups), None
-        if has_operator:
-            return self.operated(x, bits, dim, groups, key, rotation)
+        if native is not None:
+            headroom = HEADROOM if self.headroom else 1.0
+            turn = () if rotation is None else rotation
+            return native.quantize_blocks(x, bits, self.formats, dim, groups, key, headroom, *turn)
         for scaling, own in self.by_scaling(bits):
             x = self.scaled(x, own, scaling, dim, groups, key)
         return x
-
-    def operated(
-        self,
-        x: Tensor,
-        bits: Tensor,
-        dim: int,
-        groups: int,
-        key: Tensor | None = None,
-        rotation: Rotation | None = None,
-        squares: bool = False,
-    ) -> Tensor:
-        """`quantized`, or a weight in squares, by the operator."""
-        headroom = HEADROOM if self.headroom else 1.0
-        turn = (0, None) if rotation is None else rotation
-        return torch.ops.bitcycle.quantize_blocks(x, bits, self.formats, dim, groups, key, headroom, *turn, squares)
 
     def scaled(
         self, x: Tensor, bits: Tensor, scaling: Scaling, dim: int, groups: int = 1, key: Tensor | None = None
@@ -198,26 +185,16 @@ class BlockQuantizer(Blocks, TensorQuantizer):
     def forward(self, x: Tensor, bits: Tensor) -> Tensor:
         return straight_through(self.along, x, bits, _features(x))
 
-    def along(
-        self,
-        x: Tensor,
-        bits: Tensor,
-        dim: int,
-        groups: int = 1,
-        key: Tensor | None = None,
-        rotation: Rotation | None = None,
-    ) -> Tensor:
-        """x quantized in blocks along `dim` (see `TensorQuantizer.along`), after a rotation along it if there is one; rounded
-        stochastically if a key is given."""
-        return self.quantized(x, bits, dim, groups, key, rotation)
+    along = Blocks.quantized
 
     def in_squares(self, weight: Tensor, bits: Tensor, dims: tuple[int, int], groups: int = 1) -> Tensor:
         """A weight quantized in squares of block x block elements along two dimensions, the first of which has `groups`: both
         products that read it get the same values."""
         fits = dims == (0, 1) and all(scaling.block <= LANES for scaling in self.scalings)
-        if fits and cpp_operators(weight, self.compile_kernel, OPERATORS) is not None:
+        if fits and (native := cpp_operators(weight, self.compile_kernel, OPERATORS)) is not None:
             image = weight.unsqueeze(-1) if weight.dim() == 3 else weight  # whose inputs lie next to each other
-            return self.operated(image, bits, 0, groups, squares=True).reshape(weight.shape).contiguous()
+            found = native.quantize_blocks(image, bits, self.formats, 0, groups, squares=True)
+            return found.reshape(weight.shape).contiguous()
         for scaling, own in self.by_scaling(bits):
             tiles = squares(weight, dims, scaling.block, groups)
             tiles = self.scaled(tiles, own, scaling._replace(block=scaling.block**2), dim=1)

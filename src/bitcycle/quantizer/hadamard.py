@@ -3,7 +3,8 @@
     (A R)(B R)^T = A B^T,    R = S H_d / sqrt(d)    in tiles of d elements along the dimension that the product sums over
 
 H_d is the Hadamard matrix of Sylvester, H_2d = [[H_d, H_d], [H_d, -H_d]], and S = diag(s) with random signs s. Elements beyond
-the last whole tile stay as they are: the identity is orthogonal, too.
+the last whole tile stay as they are: the identity is orthogonal, too. On a CPU a rotation is part of the C++ operator that
+quantizes its result (cpp/hadamard.h), if that adds in the order of PyTorch's product of matrices.
 
 Source: Tseng et al. 2025, "Training LLMs with MXFP4", section 3.2; NVIDIA 2025, "Pretraining large language models with NVFP4",
 section 4.2 and appendix C.
@@ -90,5 +91,5 @@ def _adds_in_order(size: int) -> bool:
     if native is None:
         return False
     bits, formats = torch.tensor(0), torch.zeros(1, 6)
-    found = (native.quantize_blocks(x, bits, formats, dim, 1, None, 1.0, *rotation, False) for dim in (0, 1))
+    found = (native.quantize_blocks(x, bits, formats, dim, 1, None, 1.0, *rotation) for dim in (0, 1))
     return all(torch.equal(y, rotation(x, dim)) for dim, y in enumerate(found))

@@ -7,15 +7,15 @@ from pathlib import Path
 
 import numpy as np
 
-from bitcycle.dataset.graph import SIZES, SPLITS, GraphSize
+from bitcycle.dataset.graph import GRAPH_SIZES, MASKS, GraphSize
 
 TINY = GraphSize(nodes=90, edges=300, symmetrised=300, features=16, classes=4, train=40, validation=20, test=30)
 """A graph so small that a step takes milliseconds."""
 
 
 def write_citation(data_root: Path, name: str = "cora") -> None:
-    """A graph of the size in SIZES at data_root/NAME/NAME.npz; classes are among the features, edges mostly within them."""
-    size, generator = SIZES[name], np.random.default_rng(0)
+    """A graph of the size in GRAPH_SIZES at data_root/NAME/NAME.npz; classes are among the features, edges mostly within them."""
+    size, generator = GRAPH_SIZES[name], np.random.default_rng(0)
     labels = generator.integers(size.classes, size=size.nodes)
     words = np.sort(generator.permuted(np.tile(np.arange(size.classes, size.features), (size.nodes, 1)), axis=1)[:, :3])
     indices = np.concatenate([labels[:, None], words], axis=1).astype(np.int32)
@@ -37,7 +37,7 @@ def write_citation(data_root: Path, name: str = "cora") -> None:
         feat_shape=np.array([size.nodes, size.features]),
         labels=labels,
         edge_index=np.concatenate([edges, edges[::-1]], axis=1),
-        **dict(zip(SPLITS, masks)),
+        **dict(zip(MASKS, masks)),
     )
 
 

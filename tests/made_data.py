@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from bitcycle.dataset.graph import SIZES
+from bitcycle.dataset.graph import GRAPH_SIZES
 from tests.conftest import plan
 from tests.graph_data import TINY, write_citation
 from tests.speech_data import write_manifests
@@ -39,7 +39,7 @@ def _speech(path: Path, patch: pytest.MonkeyPatch) -> None:
 
 
 def _graphs(path: Path, patch: pytest.MonkeyPatch) -> None:
-    patch.setitem(SIZES, "cora", TINY)
+    patch.setitem(GRAPH_SIZES, "cora", TINY)
     write_citation(path)
 
 

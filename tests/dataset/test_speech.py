@@ -16,7 +16,7 @@ import torch.nn.functional as F
 
 from bitcycle.dataset import sources
 from bitcycle.dataset import speech as speech_module
-from bitcycle.dataset.speech import Fsdd, Recording, SpeechManifest, file_recording, read_manifest
+from bitcycle.dataset.speech import Fsdd, Recording, SpeechManifest, file_recording, read_recordings
 from bitcycle.dataset.utterances import (
     BLANK,
     FLOOR,
@@ -234,7 +234,7 @@ def test_lists_of_both_kinds(data_root, tmp_path):
     assert info.shape.symbols == len(" abcd") + 1
     lines = [{"audio": "a.wav", "transcript": " one  two "}, {"audio": "/b.wav", "transcript": "three"}]
     (tmp_path / "list.jsonl").write_text("\n".join(map(json.dumps, lines)))
-    recordings = read_manifest(tmp_path / "list.jsonl")
+    recordings = read_recordings(tmp_path / "list.jsonl")
     assert [r.transcript for r in recordings] == ["one two", "three"]
     assert [r.name for r in recordings] == [str(tmp_path / "a.wav"), "/b.wav"]
 
@@ -254,7 +254,7 @@ def test_wrong_lists_say_what_is_wrong(tmp_path, name, content, words):
     if content is not None:
         (tmp_path / name).write_text(content)
     with pytest.raises(DataError, match=words):
-        read_manifest(tmp_path / name)
+        read_recordings(tmp_path / name)
 
 
 # Batches

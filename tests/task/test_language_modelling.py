@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import nn
 
-from bitcycle.dataset.text import SIZES
+from bitcycle.dataset.text import TEXT_SIZES
 from bitcycle.files import read_records
 from bitcycle.settings import SettingError
 from bitcycle.task import TaskSetup
@@ -154,7 +154,7 @@ def test_schedules_and_quantizers(text, overrides):
 @pytest.mark.parametrize("name", ["wikitext2", "wikitext2_small"])
 def test_dry_runs_need_no_data(name, tmp_path):
     planned = plan(f"dataset={name}", f"data_root={tmp_path}", "model=lstm", "model.hidden=8")
-    assert planned.info.shape.vocabulary == SIZES[name].vocabulary
+    assert planned.info.shape.vocabulary == TEXT_SIZES[name].vocabulary
     assert planned.cost().summary()
 
 

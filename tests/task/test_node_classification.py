@@ -13,7 +13,7 @@ import torch
 
 from bitcycle.dataset import graph as graphs
 from bitcycle.dataset import sources
-from bitcycle.dataset.graph import SIZES, Citation, Ogbn, scaled
+from bitcycle.dataset.graph import GRAPH_SIZES, Citation, Ogbn, scaled
 from bitcycle.dataset.neighbours import DglSampler, edges_of
 from bitcycle.errors import DataError
 from bitcycle.files import read_records
@@ -87,7 +87,7 @@ def test_the_papers_recipes():
 @pytest.fixture
 def small(tmp_path, monkeypatch):
     """Plans of smoke runs on a tiny graph."""
-    monkeypatch.setitem(SIZES, "cora", TINY)
+    monkeypatch.setitem(GRAPH_SIZES, "cora", TINY)
     write_citation(tmp_path)
 
     def make(*overrides: str):
@@ -172,7 +172,7 @@ def test_official_layout_of_ogb(tmp_path, monkeypatch, name):
     """`ogb` reads its csv files, and once more what it has saved."""
     pytest.importorskip("ogb")
     twice = name == "ogbn_products"  # whose archive lists each edge once
-    monkeypatch.setitem(SIZES, name, TINY._replace(edges=TINY.edges * (1 + twice)))
+    monkeypatch.setitem(GRAPH_SIZES, name, TINY._replace(edges=TINY.edges * (1 + twice)))
     content = write_ogbn(tmp_path / name, OGBN[name], TINY)
     edges = content["edge"].T
     edges = np.concatenate([edges, edges[::-1]], axis=1) if twice else edges
@@ -201,7 +201,7 @@ def test_ogb_scores_what_it_has_read(tmp_path, monkeypatch):
     predicted, labels = torch.tensor([1, 2, 3]), torch.tensor([1, 2, 0])
     assert Ogbn(name="ogbn_products").accuracy(predicted, labels) == 2 / 3
     assert Citation(name="cora").accuracy(predicted, labels) == 2 / 3
-    monkeypatch.setitem(SIZES, "ogbn_arxiv", TINY)
+    monkeypatch.setitem(GRAPH_SIZES, "ogbn_arxiv", TINY)
     write_ogbn(tmp_path / "ogbn_arxiv", "time", TINY)
     run = plan(
         *("dataset=ogbn_arxiv", "scale=smoke", "training.steps=4", "model.hidden=8"),
@@ -271,7 +271,7 @@ def test_bad_settings(small, overrides, field, message):
 
 def test_a_missing_graph_is_downloaded(tmp_path, monkeypatch):
     pytest.importorskip("ogb")
-    monkeypatch.setitem(SIZES, "ogbn_arxiv", TINY)
+    monkeypatch.setitem(GRAPH_SIZES, "ogbn_arxiv", TINY)
     write_ogbn(tmp_path / "server" / "arxiv", "time", TINY)
     shutil.make_archive(str(tmp_path / "arxiv"), "zip", tmp_path / "server")
     monkeypatch.setattr(graphs, "ARCHIVES", f"{tmp_path.as_uri()}/")

@@ -65,16 +65,16 @@ class GraphSize(NamedTuple):
     test: int
 
 
-SIZES = {
+GRAPH_SIZES = {
     "cora": GraphSize(2708, 10_556, 10_556, 1433, 7, 140, 500, 1000),
     "citeseer": GraphSize(3327, 9104, 9104, 3703, 6, 120, 500, 1000),
     "ogbn_arxiv": GraphSize(169_343, 1_166_243, 2_315_598, 128, 40, 90_941, 29_799, 48_603),
     "ogbn_products": GraphSize(2_449_029, 123_718_280, 123_718_280, 100, 47, 196_615, 39_323, 2_213_091),
 }
 
-SPLITS = ("train_mask", "val_mask", "test_mask")
+MASKS = ("train_mask", "val_mask", "test_mask")
 ARCHIVES = "http://snap.stanford.edu/ogb/data/nodeproppred/"
-ARRAYS = ("feat_data", "feat_indices", "feat_indptr", "feat_shape", "labels", "edge_index", *SPLITS)
+ARRAYS = ("feat_data", "feat_indices", "feat_indptr", "feat_shape", "labels", "edge_index", *MASKS)
 """Arrays in the file of a citation graph."""
 PICKLED = {"numpy.ndarray", "numpy.dtype", "_codecs.encode"}
 PICKLED |= {f"numpy._core.multiarray.{name}" for name in ("_reconstruct", "scalar")}
@@ -112,7 +112,7 @@ class GraphDatasetOptions(DatasetOptions):
     )
 
     def full_info(self, data_root: Path) -> DatasetInfo:
-        size = SIZES[self.name]
+        size = GRAPH_SIZES[self.name]
         edges = {"given": size.edges, "symmetrised": size.symmetrised, "doubled": 2 * size.edges}[self.edges]
         edges += size.nodes if self.self_loops else 0
         sampled = None if self.neighbours is None else tuple(self.neighbours)
@@ -122,7 +122,7 @@ class GraphDatasetOptions(DatasetOptions):
         return DatasetInfo(shape, size.train, size.test)
 
     def load(self, data_root: Path, seed: int) -> Graph[Edges]:
-        raw, size = self.read(data_root), SIZES[self.name]
+        raw, size = self.read(data_root), GRAPH_SIZES[self.name]
         nodes, features = raw.features.shape
         sizes = *(nodes, raw.edges.shape[1], features), *map(len, raw[3:]), len(raw.labels)
         expected = size.nodes, size.edges, size.features, size.train, size.validation, size.test, size.nodes
@@ -193,7 +193,7 @@ class Citation(GraphDatasetOptions):
             with np.load(file, allow_pickle=False) as arrays:
                 *parts, shape, labels, edges = (arrays[name] for name in ARRAYS[:6])
                 features = torch.from_numpy(csr_matrix(tuple(parts), shape, dtype=np.float32).toarray())
-                splits = (torch.from_numpy(arrays[name]).nonzero().flatten() for name in SPLITS)
+                splits = (torch.from_numpy(arrays[name]).nonzero().flatten() for name in MASKS)
                 return Graph(features, torch.from_numpy(labels).long(), torch.from_numpy(edges).long(), *splits)
         except UNREADABLE as error:
             raise DataError(f"cannot read {file}: {type(error).__name__}: {error}") from error

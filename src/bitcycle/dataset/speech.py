@@ -26,7 +26,7 @@ from bitcycle.optional_imports import require
 from bitcycle.settings import setting
 from bitcycle.shapes import SpeechShape
 
-MANIFEST = "a CSV file with the header audio,transcript, or lines of JSON with these keys"
+LIST_FORM = "a CSV file with the header audio,transcript, or lines of JSON with these keys"
 OWN_LISTS = "set dataset.train_manifest, validation_manifest and test_manifest to your lists"
 WORDS = ("zero", "one", "two", "three", "four", "five", "six", "seven", "eight", "nine")
 SPEAKERS = 6
@@ -135,13 +135,13 @@ class SpeechManifest(SpeechDatasetOptions):
 
     def absent(self, data_root: Path) -> DataError:
         lacking = next(file for file in self._files(data_root) if not file.is_file())
-        return missing(self.name, lacking, MANIFEST, f" Or {OWN_LISTS}.")
+        return missing(self.name, lacking, LIST_FORM, f" Or {OWN_LISTS}.")
 
     def read(self, data_root: Path) -> Splits[list[Recording]]:
-        return Splits(*map(read_manifest, self._files(data_root)))
+        return Splits(*map(read_recordings, self._files(data_root)))
 
 
-def read_manifest(file: Path) -> list[Recording]:
+def read_recordings(file: Path) -> list[Recording]:
     """Recordings of a list, in its order; white space in transcripts is collapsed to single spaces.
 
     A list is a CSV file with the columns `audio` and `transcript`, or a `.jsonl` file whose objects have these keys. Paths
@@ -155,14 +155,14 @@ def read_manifest(file: Path) -> list[Recording]:
     try:
         table = read(file, dtype=str, encoding="utf-8-sig")
     except (OSError, ValueError) as error:
-        raise DataError(f"cannot read {file}: {error}. It should be {MANIFEST}; {OWN_LISTS}.") from error
+        raise DataError(f"cannot read {file}: {error}. It should be {LIST_FORM}; {OWN_LISTS}.") from error
     if table.empty:
-        raise DataError(f"{file} lists no recordings; it should be {MANIFEST}")
+        raise DataError(f"{file} lists no recordings; it should be {LIST_FORM}")
     recordings = []
     for number, row in enumerate(table.to_dict("records"), 1 if is_json else 2):
         audio, transcript = (row.get(column) for column in ("audio", "transcript"))
         if not isinstance(audio, str) or not audio or not isinstance(transcript, str) or not transcript.strip():
-            raise DataError(f"line {number} of {file} lacks a path or a transcript; it should be {MANIFEST}")
+            raise DataError(f"line {number} of {file} lacks a path or a transcript; it should be {LIST_FORM}")
         recordings.append(file_recording(file.parent / Path(audio).expanduser(), " ".join(transcript.split())))
     return recordings
 

@@ -53,7 +53,7 @@ class TextSize(NamedTuple):
     vocabulary: int
 
 
-SIZES = {
+TEXT_SIZES = {
     "ptb": TextSize(train=929_589, validation=73_760, test=82_430, vocabulary=10_000),
     "wikitext2": TextSize(train=2_088_628, validation=217_646, test=245_569, vocabulary=33_278),
     "wikitext103": TextSize(train=103_227_021, validation=217_646, test=245_569, vocabulary=267_735),
@@ -159,7 +159,7 @@ class TextDatasetOptions(DatasetOptions):
     def size(self, data_root: Path) -> TextSize:
         """Sizes of the whole dataset. Raises SettingError if they are not known in bytes."""
         if self.unit == "word":
-            return SIZES[self.name]
+            return TEXT_SIZES[self.name]
         if self.name not in SIZES_IN_BYTES:
             problem = f"the size of {self.name} in bytes is not known"
             raise SettingError(

@@ -35,7 +35,7 @@ from bitcycle.training.display import console
 SWEEP = "+sweeps"
 DEMO = {"dataset": "digits", "model": "resnet8", "schedule": "RTH", "scale": "mini"}
 """The run of `make demo`, which needs no data; examined if no run is named."""
-VERDICTS = {EXIT_DONE: "it can work here", EXIT_DATA_MISSING: "its data are missing"}
+ANSWERS = {EXIT_DONE: "it can work here", EXIT_DATA_MISSING: "its data are missing"}
 
 
 def main() -> int:
@@ -71,7 +71,7 @@ def examine(settings: Overrides, as_json: bool) -> int:
         print(json.dumps({"settings": settings, **describe(found)}))
     else:
         screen.print(f"{' '.join(f'{key}={value}' for key, value in settings.items())}: ", end="", highlight=False)
-        screen.print(VERDICTS.get(code, "it cannot work here"), highlight=False)
+        screen.print(ANSWERS.get(code, "it cannot work here"), highlight=False)
     return code
 
 

@@ -24,7 +24,7 @@ from torch import Tensor
 from bitcycle import distributed
 from bitcycle.device import to_device
 
-LEVELS = (3, 4, 5, 6, 7)
+PYRAMID_LEVELS = (3, 4, 5, 6, 7)
 OCTAVES = (2**0, 2 ** (1 / 3), 2 ** (2 / 3))
 RATIOS = (0.5, 1.0, 2.0)
 OFFSET_SCALE = (0.1, 0.1, 0.2, 0.2)
@@ -45,7 +45,7 @@ def anchors(height: int, width: int, device: torch.device | None = None) -> Tens
     torch.Size([2313, 4])
     """
     found = []
-    for level in LEVELS:
+    for level in PYRAMID_LEVELS:
         stride = 2**level
         rows, columns = (torch.arange(-(-size // stride)) for size in (height, width))
         y, x = torch.meshgrid((rows + 0.5) * stride, (columns + 0.5) * stride, indexing="ij")

@@ -17,7 +17,7 @@ from bitcycle.reproduction.analysis import frozen
 from bitcycle.reproduction.analysis.aggregation import Results, Run
 from bitcycle.reproduction.analysis.claims import read_claims
 from bitcycle.reproduction.analysis.contrast import Pool
-from bitcycle.reproduction.analysis.frozen import WORDS, Family, check_frozen, fingerprint, read_families
+from bitcycle.reproduction.analysis.frozen import WORDING, Family, check_frozen, fingerprint, read_families
 from bitcycle.reproduction.analysis.verdict import EXPLORATORY, NOT_TESTED, SUPPORTED, ClaimResult, judge
 from bitcycle.settings import SettingError
 from tests.conftest import ROOT
@@ -47,7 +47,7 @@ def test_the_fingerprint_depends_on_the_test_alone():
         "moments": 3,
     }
     others = {fingerprint(replace(HIGHER, **{name: value})) for name, value in changes.items()}
-    assert len(others | {fingerprint(HIGHER)}) == len(changes) + 1 and not set(changes) & set(WORDS)
+    assert len(others | {fingerprint(HIGHER)}) == len(changes) + 1 and not set(changes) & set(WORDING)
 
 
 def test_a_changed_test_is_not_decided_and_not_trained(tmp_path, monkeypatch):

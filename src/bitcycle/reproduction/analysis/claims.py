@@ -21,7 +21,7 @@ PREDICATES: dict[str, str] = yaml.safe_load(Path(__file__).with_name("predicates
 """Predicate -> description of its test. With several arms b, it must hold for each of them."""
 UNTRAINED = ("computed", "none")
 """Predicates that do not depend on runs."""
-POINTS = 0.5
+DEFAULT_MARGIN = 0.5
 """Default margin in points, if the paper gives none."""
 PERCENT_OF_PERPLEXITY = 2.0
 """Default margin of a perplexity, in percent."""
@@ -106,7 +106,7 @@ class Claim(Settings):
     def fixed_margin(self) -> float | None:
         """The margin; None if it is a percentage of the mean of b."""
         relative = self.margin_percent is not None or "perplexity" in self.unit
-        return self.margin if self.margin is not None or relative else POINTS
+        return self.margin if self.margin is not None or relative else DEFAULT_MARGIN
 
     @property
     def assumed_margin(self) -> bool:

@@ -34,7 +34,7 @@ FACTS: dict[str, Callable[[Cell], Any]] = {
     ),
     "phases": labels.phase_method,
     "phase_bits": lambda cell: ",".join(map(str, labels.phase_bits(cell))),
-    "levels": lambda cell: labels.LEVELS.get(str(cell.setting("quantizer")), ""),
+    "levels": lambda cell: labels.NAMED_LEVELS.get(str(cell.setting("quantizer")), ""),
     "precision": labels.precision_of,
     "split": lambda cell: f"{labels.split_of(cell):.3g}",
     "steps": lambda cell: int(cell.runs[0].row["total_steps"]) if cell.runs else cell.setting("training.steps"),

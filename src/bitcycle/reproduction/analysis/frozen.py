@@ -34,7 +34,7 @@ LOOKS = 2
 """Planned tests of a family: at half of the seeds and at the end. p-values are multiplied by it."""
 LEAST_POWER = 0.5
 """Claims with less power at the published effect stay out of a family: they could only cost the others."""
-WORDS = ("id", "sentence", "section", "effect", "value", "looks", "untested", "amended", "quote", "reason", "note")
+WORDING = ("id", "sentence", "section", "effect", "value", "looks", "untested", "amended", "quote", "reason", "note")
 """The fields of a claim that are not part of its test."""
 
 
@@ -64,7 +64,7 @@ class Family:
 
 def fingerprint(claim: Claim) -> str:
     """Twelve hexadecimal digits that depend on the test of a claim, and not on its words, remarks or published effect."""
-    test = {name: value for name, value in vars(claim).items() if name not in WORDS}
+    test = {name: value for name, value in vars(claim).items() if name not in WORDING}
     return hashlib.sha256(json.dumps(test, sort_keys=True, default=str).encode()).hexdigest()[:12]
 
 

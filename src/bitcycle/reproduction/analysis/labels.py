@@ -119,7 +119,7 @@ def backward_bits(cell: Cell) -> str:
     return str(top) if low == top else f"{low}-{top}"
 
 
-LEVELS = {"ternary": "ternary", "uniform_l2": "ternary", "ttq": "ternary", "multibit": "4-level"}
+NAMED_LEVELS = {"ternary": "ternary", "uniform_l2": "ternary", "ttq": "ternary", "multibit": "4-level"}
 """Weight quantizers that have three or four levels at 2 bits."""
 
 

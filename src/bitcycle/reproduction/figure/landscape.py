@@ -22,7 +22,7 @@ from bitcycle.reproduction.figure.plots import Point, draw_series, label_axes, p
 from bitcycle.reproduction.figure.style import ORDERED, Drawing, Style
 from bitcycle.reproduction.measurement.artifacts import Result
 
-LEVELS = np.arange(0.1, 10, 0.5)
+CONTOURS = np.arange(0.1, 10, 0.5)
 """Contour levels in CPT, figure 6, and the default in Li et al.'s code."""
 MARKS = ("s", "^", "o")
 
@@ -38,9 +38,9 @@ def draw_contours(axes: Axes, surface: Result) -> None:
     """Draw the labelled contours of a loss surface, with a cross at the network."""
     x, y, loss = grid_of(surface, "loss")
     finite = np.nan_to_num(loss, nan=1e9, posinf=1e9)
-    levels = LEVELS[(finite.min() < LEVELS) & (finite.max() > LEVELS)]
+    levels = CONTOURS[(finite.min() < CONTOURS) & (finite.max() > CONTOURS)]
     if len(levels):
-        style = {"cmap": ORDERED, "vmin": LEVELS[0], "vmax": LEVELS[-1], "linewidths": 1.1}
+        style = {"cmap": ORDERED, "vmin": CONTOURS[0], "vmax": CONTOURS[-1], "linewidths": 1.1}
         lines = axes.contour(x, y, finite, levels=levels, **style)
         axes.clabel(lines, levels[::2], fontsize=6.5, fmt="%.1f")
     middle = float(loss[len(y) // 2, len(x) // 2])
@@ -113,7 +113,7 @@ def contours(data: ItemData, style: str) -> Drawing | None:
     draw_series(axes[-1], series, line=True)
     words = f"mean over {max(len(found) for _, found in cells)} pairs of random directions"
     label_axes(axes[-1], words, "distance in lengths of the filters", "rise of the loss", 30)
-    shown = ScalarMappable(Normalize(LEVELS[0], LEVELS[-1]), ORDERED)
+    shown = ScalarMappable(Normalize(CONTOURS[0], CONTOURS[-1]), ORDERED)
     figure.colorbar(shown, ax=axes[-2], label="loss (cross-entropy)", shrink=0.7)
     legend(figure, axes[-1:])
     words = " / ".join(dict.fromkeys(described_surface(found[0]) for _, found in cells))

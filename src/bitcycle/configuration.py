@@ -120,8 +120,8 @@ def refuse_renamed_options(overrides: Iterable[str]) -> None:
     """Raise SettingError if the command line overrides GROUP.name instead of choosing another option."""
     for override in overrides:
         key, _, value = override.lstrip("+").partition("=")
-        group, _, setting = key.partition(".")
-        if group in GROUPS and setting == "name":
+        group, _, name = key.partition(".")
+        if group in GROUPS and name == "name":
             raise SettingError(key, value, "the name of a group cannot be overridden", f"write {group}={value}")
 
 

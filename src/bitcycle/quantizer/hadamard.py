@@ -85,11 +85,16 @@ class Rotation(NamedTuple):
 
 @cache
 def _adds_in_order(size: int) -> bool:
-    """Whether products of matrices add in the order of the operator: on this processor, and with these sizes."""
-    x = torch.randn(2 * size, 2 * size + 7, generator=torch.Generator().manual_seed(size))
-    rotation, native = Rotation(size, torch.tensor(size, dtype=torch.int32)), cpp_operators(x, True, BLOCK)
+    """Whether products of matrices add in the order of the operator on this processor, whatever their shapes."""
+    generator, rotation = torch.Generator().manual_seed(size), Rotation(size, torch.tensor(size, dtype=torch.int32))
+    native, bits, formats = cpp_operators(rotation.key.float(), True, BLOCK), torch.tensor(0), torch.zeros(1, 6)
     if native is None:
         return False
-    bits, formats = torch.tensor(0), torch.zeros(1, 6)
-    found = (native.quantize_blocks(x, bits, formats, dim, 1, None, 1.0, *rotation) for dim in (0, 1))
-    return all(torch.equal(y, rotation(x, dim)) for dim, y in enumerate(found))
+    for rows, columns in ((2, 87), (2, 17), (2, 3), (2, 2), (1, 43), (1, 3)):
+        x = torch.randn(rows * size, columns, generator=generator)
+        turned = (
+            native.quantize_blocks(y, bits, formats, dim, 1, None, 1.0, *rotation) for dim, y in enumerate((x, x.T))
+        )
+        if not all(torch.equal(found, rotation(y, dim)) for found, dim, y in zip(turned, (0, 1), (x, x.T))):
+            return False
+    return True

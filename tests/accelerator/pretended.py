@@ -20,6 +20,7 @@ from torch.utils.backend_registration import _setup_privateuseone_for_python_bac
 
 aten = torch.ops.aten
 NAME = "pretended"
+CPU, DEVICE_0 = torch.device("cpu"), functools.cache(lambda: torch.device(NAME, 0))
 
 WAITS = {
     aten._local_scalar_dense.default: "a value is read",
@@ -40,6 +41,7 @@ INDEXED = {
     aten._index_put_impl_.default,
     aten._unsafe_index.Tensor,
 }
+NOTED = {*WAITS, *INDEXED, aten.repeat_interleave.Tensor}
 COPIES = {aten.copy_.default, aten._to_copy.default, aten._copy_from.default}
 
 
@@ -53,7 +55,7 @@ class Pretended(Tensor):
     @staticmethod
     def __new__(cls, raw: Tensor) -> Pretended:
         shape = {"strides": raw.stride(), "storage_offset": raw.storage_offset()}
-        return Tensor._make_wrapper_subclass(cls, raw.shape, dtype=raw.dtype, device=torch.device(NAME, 0), **shape)
+        return Tensor._make_wrapper_subclass(cls, raw.shape, dtype=raw.dtype, device=DEVICE_0(), **shape)
 
     def __init__(self, raw: Tensor) -> None:
         assert raw.device.type == "cpu" and type(raw) is Tensor, (type(raw), raw.device)
@@ -112,20 +114,21 @@ class Device:
         if function in COPIES:
             return self._copy(function, args, kwargs)
         flat: list[Any] = []
-        raw_args, raw_kwargs = _unwrapped(args, flat), {name: _unwrapped(value, flat) for name, value in kwargs.items()}
-        self._check(function, flat, args, kwargs)
-        mine = {id(x.raw): x for x in flat if isinstance(x, Pretended)}
+        raw_args = [_unwrapped(value, flat) for value in args]
+        raw_kwargs = {name: _unwrapped(value, flat) for name, value in kwargs.items()}
+        mine = {id(x.raw): x for x in flat if type(x) is Pretended}
+        if function in NOTED or len(mine) < len(flat):
+            self._check(function, flat, args, kwargs)
         wanted = raw_kwargs.get("device")
         stays = wanted is None or torch.device(wanted).type != "cpu"
         if wanted is not None:
-            raw_kwargs["device"] = torch.device("cpu")
+            raw_kwargs["device"] = CPU
         raw_kwargs.pop("pin_memory", None)
         self.refuse(raw_kwargs.get("dtype"))
         with torch._C._DisableTorchDispatch():
             found = function(*raw_args, **raw_kwargs)
-        for x in mine.values():
-            if x.raw.shape != x.shape:
-                raise NotImplementedError(f"{function} resizes a tensor of the pretended device")
+        if _changes(function) and any(x.raw.shape != x.shape for x in mine.values()):
+            raise NotImplementedError(f"{function} resizes a tensor of the pretended device")
         return self._wrapped(found, mine, stays)
 
     def _wrapped(self, x: Any, mine: dict[int, Pretended], stays: bool) -> Any:
@@ -198,11 +201,20 @@ def _raw(x: Any) -> Any:
 
 def _unwrapped(x: Any, flat: list[Any]) -> Any:
     """x with the values of tensors, which are added to `flat`."""
+    if type(x) is Pretended:
+        flat.append(x)
+        return x.raw
     if isinstance(x, (tuple, list)):
         return [_unwrapped(part, flat) for part in x]
     if isinstance(x, Tensor):
         flat.append(x)
-    return _raw(x)
+    return x
+
+
+@functools.cache
+def _changes(function: Any) -> bool:
+    """Whether an operator changes an operand."""
+    return bool(function._schema.is_mutable)
 
 
 def _origin() -> str:

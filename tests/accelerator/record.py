@@ -16,12 +16,10 @@ import torch
 
 from bitcycle.files import read_csv, write_csv
 from tests.accelerator.case import outcome
-from tests.accelerator.covering import PARTS, rows, trained
+from tests.accelerator.covering import PARTS, RECORD, rows, trained
 from tests.accelerator.pretended import start
-from tests.conftest import ROOT
 from tests.settings import RESUME, run_of
 
-RECORD = ROOT / "results" / "summary" / "accelerator.csv"
 COLUMNS = ("case", "error", "same", "steady", "waits")
 
 

@@ -18,12 +18,12 @@ from tests.accelerator.covering import (
     NETWORKS,
     OTHER_NETWORKS,
     PARTS,
+    RECORD,
     SCHEDULE_KINDS,
     outcomes,
     rows,
     rows_of,
 )
-from tests.accelerator.record import RECORD
 from tests.conftest import _processes
 from tests.settings import RESUME, run_of
 

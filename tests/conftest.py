@@ -190,12 +190,15 @@ def run_train(
 
 
 class ForkedTraining:
-    """The command line in a process of its own, forked from one that has imported everything, with its output in a folder."""
+    """A command in a process of its own, forked from one that has imported everything, with its output in a folder."""
 
-    def __init__(self, folder: Path, *overrides: str, env: dict[str, str] | None = None) -> None:
+    def __init__(
+        self, folder: Path, *overrides: str, env: dict[str, str] | None = None, cwd: Path = ROOT, module: str = ""
+    ) -> None:
         environment = {**os.environ, "OMP_NUM_THREADS": "1", **(env or {})}
         self.overrides, self.outputs = overrides, [folder / name for name in ("out", "err")]
-        self.process = _processes().Process(target=_train_py, args=(overrides, environment, self.outputs))
+        arguments = (module, overrides, environment, self.outputs, cwd)
+        self.process = _processes().Process(target=_command, args=arguments)
         self.process.start()
         self.pid = self.process.pid
 
@@ -219,14 +222,21 @@ def _processes() -> BaseContext:
     return context
 
 
-def _train_py(arguments: Sequence[str], environment: dict[str, str], outputs: Sequence[Path]) -> None:
+def _command(
+    module: str, arguments: Sequence[str], environment: dict[str, str], outputs: Sequence[Path], cwd: Path
+) -> None:
+    """`python train.py`, or `python -m MODULE`, with these arguments, environment variables, output files and working folder."""
     os.setsid()
     for number, path in enumerate(outputs, 1):
         os.dup2(os.open(path, os.O_WRONLY | os.O_CREAT), number)
     multiprocessing.set_start_method(None, force=True)
-    os.chdir(ROOT)
+    os.chdir(cwd)
     os.environ.clear()
     os.environ.update(environment)
     torch.set_num_threads(int(environment["OMP_NUM_THREADS"]))
-    sys.argv = ["train.py", *arguments]
-    runpy.run_path(str(ROOT / "train.py"), run_name="__main__")
+    sys.argv = [module or "train.py", *arguments]
+    if module:
+        sys.path.insert(0, str(cwd))
+        runpy.run_module(module, run_name="__main__", alter_sys=True)
+    else:
+        runpy.run_path(str(ROOT / "train.py"), run_name="__main__")

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import json
-import os
 import re
 import shlex
 import subprocess
 import sys
+import tempfile
+from pathlib import Path
 
 import pytest
 
@@ -17,7 +18,7 @@ from bitcycle.presets import Presets
 from bitcycle.schedule import SCHEDULES
 from bitcycle.settings import SettingError
 from bitcycle.training.naming import run_hash
-from tests.conftest import ROOT, configure
+from tests.conftest import ROOT, ForkedTraining, configure
 
 PAGE = (ROOT / "docs" / "own-presets.md").read_text()
 FILES = re.findall(r'```\w+ title="(.*?)"\n(.*?)```', PAGE, re.DOTALL)
@@ -38,11 +39,11 @@ def folder(tmp_path, monkeypatch):
         sys.modules.pop(name.removesuffix(".py"), None)
 
 
-def run(words: list[str], cwd) -> subprocess.CompletedProcess[str]:
-    environment = {k: v for k, v in os.environ.items() if k != presets.FOLDERS}
-    environment |= {"PYTHONPATH": str(ROOT / "src"), "OMP_NUM_THREADS": "1"}
-    command = [sys.executable, "-m", "bitcycle", *words]
-    return subprocess.run(command, cwd=cwd, env=environment, capture_output=True, text=True)
+def run(words: list[str], cwd: Path) -> subprocess.CompletedProcess[str]:
+    """The command in a folder; that it needs nothing but the wheel is tested with the package."""
+    with pytest.MonkeyPatch.context() as patch, tempfile.TemporaryDirectory() as output:
+        patch.delenv(presets.FOLDERS, raising=False)
+        return ForkedTraining(Path(output), *words, cwd=cwd, module="bitcycle").wait()
 
 
 def test_the_page_works_in_an_empty_folder(folder):

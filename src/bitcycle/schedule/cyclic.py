@@ -8,7 +8,9 @@ import dataclasses
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
-from functools import cache
+from fractions import Fraction
+from functools import cache, partial
+from itertools import pairwise
 from typing import Any, Optional
 
 from bitcycle.precision import Precision, joined
@@ -158,30 +160,17 @@ class Cyclic(FormatLevels):
         return Precision(forward, forward, gradient)
 
     def course(self, length: RunLength) -> list[tuple[Precision, int]]:
-        if type(self).precision is not Cyclic.precision or self.period_rounding == "exact":
+        if self._period(length) > LARGEST_PERIOD:
             return super().course(length)
-        period, duration, unit = self._period(length), self._duration(length), self._time_unit(length)
-        if period > LARGEST_PERIOD:
-            return super().course(length)
-        half = (period + 1) // 2 if self.form == "within" else period  # precision is monotone on either side of it
-        last = length.total_steps - 1
+        at = cache(partial(self.precision, length=length))
+        last = length.total_steps - 1  # which may be at q_max in any part of a cycle
+        borders = [*(min(turn, last) for turn in self._turns(length)), last, length.total_steps]
+        return joined(part for start, end in pairwise(borders) for part in _monotone_course(at, start, end))
 
-        @cache
-        def at(time: int) -> Precision:
-            return self.precision(min(time * unit, last - self.end_at_q_max), length)
-
-        def cycle(start: int) -> list[tuple[Precision, int]]:
-            middle, end = min(start + half, duration), min(start + period, duration)
-            return [*_monotone_course(at, start, middle), *_monotone_course(at, middle, end)]
-
-        whole = (duration - 1) // period  # cycles before the last one; those of the same parity are alike
-        first_two = [cycle(number * period) for number in range(min(whole, 2))]
-        parts = [part for number in range(whole) for part in first_two[number % 2]] + cycle(whole * period)
-        *steps, (precision, _) = [(precision, count * unit) for precision, count in joined(parts)]
-        rest = length.total_steps - sum(count for _, count in steps)  # of a possibly truncated epoch
-        if self.end_at_q_max:
-            return joined([*steps, (precision, rest - 1), (self.reference, 1)])
-        return [*steps, (precision, rest)]
+    def _turns(self, length: RunLength) -> list[int]:
+        """The first steps of all half cycles, within which the precision is monotone."""
+        duration, half = self._duration(length), Fraction(self._period(length), 2)
+        return [math.ceil(number * half) * self._time_unit(length) for number in range(math.ceil(duration / half))]
 
     def _time_unit(self, length: RunLength) -> int:
         """Number of steps per `unit`."""
@@ -189,12 +178,9 @@ class Cyclic(FormatLevels):
 
     def level(self, step: int, length: RunLength) -> float:
         """s(t) in [0, 1] before scaling and rounding, for `step` of a run of `length`."""
-        if self.period_rounding == "exact":
-            period, time = self._duration(length), self._time(step, length) * self.cycles
-        else:
-            period, time = self._period(length), self._time(step, length)
-        cycle, position = divmod(time, period)
-        z = position / period
+        period = self._period(length)
+        cycle, position = divmod(self._time(step, length), period)
+        z = float(position / period)
         reflected = cycle % 2 == 0
         if self.form == "annealing" or (self.form == "horizontal" and reflected):
             return self._growth(1 - z)
@@ -221,8 +207,10 @@ class Cyclic(FormatLevels):
     def _duration(self, length: RunLength) -> int:
         return self._time(length.total_steps - 1, length) + 1
 
-    def _period(self, length: RunLength) -> int:
+    def _period(self, length: RunLength) -> int | Fraction:
         duration = self._duration(length)
+        if self.period_rounding == "exact":
+            return Fraction(duration, self.cycles)
         if self.period_rounding == "ceil":
             return -(-duration // self.cycles)
         return duration // self.cycles + (self.period_rounding == "floor_plus_one")
@@ -259,6 +247,11 @@ class Delayed(Cyclic):
         if step < first:
             return Precision(self.q_min, self.q_min, self.lowest_gradient)
         return super().precision(step - first, self._rest(length))
+
+    def _turns(self, length: RunLength) -> list[int]:
+        first = self._first(length)
+        turns = super()._turns(self._rest(length)) if first < length.total_steps else []
+        return [0, *(first + turn for turn in turns)]
 
     def _first(self, length: RunLength) -> int:
         return min(round(self.start * self._duration(length)) * self._time_unit(length), length.total_steps)

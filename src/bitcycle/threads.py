@@ -24,7 +24,7 @@ from pathlib import Path
 from bitcycle.files import try_lock
 
 THREADS = "OMP_NUM_THREADS"
-WAITING = {"GOMP_SPINCOUNT": "20000", "KMP_BLOCKTIME": "1"}
+WAITING = {"GOMP_SPINCOUNT": "30000", "KMP_BLOCKTIME": "1"}
 """Bounded waiting of GNU OpenMP (number of tries) and of LLVM's and Intel's (milliseconds)."""
 POLICY = "OMP_WAIT_POLICY"
 """The standard's variable; if it is set, waiting is left to it."""

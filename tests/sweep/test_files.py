@@ -68,6 +68,7 @@ STATED = {
     "board/underfitting": 55,
     "board/formats": 90,
     "board/four_bit": 75,
+    "board/all_images": 96,
     # Ten trainings in two sweeps, as the second begins from the weights of the first.
     "fractrain/table5_pretraining": 2,
     "fractrain/table5": 8,

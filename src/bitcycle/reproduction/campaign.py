@@ -39,7 +39,7 @@ from bitcycle.guard import guarded
 from bitcycle.reproduction.analysis.claims import read_claims
 from bitcycle.reproduction.analysis.collect import RUNS, SUMMARY, collect_folders, identity
 from bitcycle.reproduction.analysis.frozen import check_frozen, read_families
-from bitcycle.reproduction.analysis.items import PUBLISHED
+from bitcycle.reproduction.analysis.items import BOARDS, PUBLISHED
 from bitcycle.reproduction.manifest import record_launch
 from bitcycle.settings import SettingError, nearest
 from bitcycle.sweep.composition import composing
@@ -279,7 +279,8 @@ def run(given: Namespace, root: Path) -> int:
             raise SettingError(name, number, "is too small", "use 1 or more")
     if given.summary.is_dir():
         raise SettingError("--summary", given.summary, "is a folder", f"name a file, such as {SUMMARY}")
-    check_frozen(read_claims(root / PUBLISHED), read_families(root / PUBLISHED))
+    for folder in (root / PUBLISHED, *(root / BOARDS).glob("*")):
+        check_frozen(read_claims(folder), read_families(folder))
     parts = read_plan(given.plan or root / PLAN)
     results_root = str(Path(given.results_root).expanduser())
     with composing(root / "conf") as compose:

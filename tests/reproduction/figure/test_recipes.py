@@ -13,7 +13,7 @@ from bitcycle.files import write_csv
 from bitcycle.reproduction.analysis.aggregation import Cell, Results, Run
 from bitcycle.reproduction.analysis.claims import read_claims
 from bitcycle.reproduction.analysis.contrast import Pool, select
-from bitcycle.reproduction.analysis.items import Item
+from bitcycle.reproduction.analysis.items import BOARDS, Item
 from bitcycle.reproduction.figure import recipes
 from bitcycle.reproduction.figure.data import ItemData
 from bitcycle.reproduction.figure.table import as_records
@@ -108,20 +108,32 @@ def test_the_page_about_formats_shows_arms_and_verdicts(
     assert text.count("arXiv 2509.25149") == 5 and text.count("arXiv 2502.20586") == 2
 
 
-def test_arms_of_the_sweep_have_distinct_names_and_claims_their_two_arms(data: ItemData) -> None:
-    run = data.results.runs[0]
+def planned_cells(board: str, run: Run) -> list[Cell]:
+    """The arms of a board at mini scale, each with a run of its settings that is not trained."""
     cells = []
     with composing(ROOT / "conf") as compose:
-        for place in read_manifest(ROOT / "results" / "manifest" / "board" / "four_bit.csv"):
+        for place in read_manifest(ROOT / "results" / "manifest" / "board" / f"{board}.csv"):
             if place.scale == "mini" and not place.superseded:
                 settings = json.loads(json.dumps(asdict(compose(dict(place.ours))), default=str))
                 row = {**run.row, "total_steps": str(settings["training"]["steps"])}
                 cells.append(Cell(dict(place.paper), dict(place.ours), (Run(row, settings),)))
+    return cells
+
+
+@pytest.mark.parametrize("board", sorted(folder.name for folder in (ROOT / BOARDS).iterdir()))
+def test_a_claim_of_a_board_compares_two_arms(board: str, data: ItemData) -> None:
+    cells = planned_cells(board, data.results.runs[0])
+    for claim in read_claims(ROOT / BOARDS / board):
+        assert [len(select(cells, claim.where, arm)) for arm in (claim.a, claim.b)] == [1, 1], claim.id
+
+
+def test_arms_of_the_sweep_have_distinct_names_and_claims_their_two_arms(data: ItemData) -> None:
+    cells = planned_cells("four_bit", data.results.runs[0])
     names = [recipes.arm_name(cell, 1000) for cell in cells]
     assert len(set(names)) == len(names) == 25
     compared = {
         recipes.arm_name(left_out, 1000): [recipes.arm_name(cell, 1000) for cell in select(cells, claim.where, claim.a)]
-        for claim in read_claims(ROOT / recipes.CLAIMS)
+        for claim in read_claims(ROOT / BOARDS / "four_bit")
         for left_out in select(cells, claim.where, claim.b)
     }
     without = ("float layers", "Hadamard", "square scales", "stochastic rounding", "late switch")

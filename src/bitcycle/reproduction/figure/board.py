@@ -13,10 +13,14 @@ import numpy as np
 
 from bitcycle.picture.layout import legend, panels
 from bitcycle.reproduction.analysis.aggregation import Cell
+from bitcycle.reproduction.analysis.claims import read_claims
 from bitcycle.reproduction.analysis.contrast import fact, matches, select
+from bitcycle.reproduction.analysis.frozen import read_families
+from bitcycle.reproduction.analysis.items import BOARDS
 from bitcycle.reproduction.analysis.labels import backward_bits, forward_bits, schedule_of
 from bitcycle.reproduction.analysis.metrics import readings
 from bitcycle.reproduction.analysis.statistics import Estimate, over_seeds
+from bitcycle.reproduction.analysis.verdict import judge
 from bitcycle.reproduction.figure.data import ItemData, Panel, cost_against, metric_name, our_network, panels_of
 from bitcycle.reproduction.figure.plots import draw_points, label_axes, log_axis, point, side_by_side
 from bitcycle.reproduction.figure.style import STYLES, Drawing, Style
@@ -152,7 +156,7 @@ def other_networks(rows: Sequence[Row], network: str) -> str:
 
 
 def tables(data: ItemData) -> list[Table]:
-    """The board as a table; empty if there are no runs."""
+    """The board as a table, then its claims; empty if there are no runs."""
     if not data.results.done:
         return []
     rows = rows_of(data)
@@ -173,4 +177,29 @@ def tables(data: ItemData) -> list[Table]:
         }
         for row in rows
     ]
-    return [Table("Our runs of all methods, cheapest first", records)]
+    return [
+        Table("Our runs of all methods, cheapest first", records),
+        *claims_of_board(data, f"difference, {metric_name([rows[0].cell])}"),
+    ]
+
+
+def claims_of_board(data: ItemData, difference: str) -> list[Table]:
+    """The verdicts on a board's own claims, in a column `difference` their estimates; empty if it has none."""
+    published = data.root / BOARDS / data.item.name
+    if not published.is_dir():
+        return []
+    verdicts = judge(read_claims(published), {data.item.id: data.results}, data.pool, read_families(published))
+    records = [
+        {
+            "claim": row.sentence,
+            "source": row.section,
+            "verdict": row.verdict,
+            difference: signed(row.estimate),
+            "95 % interval": "" if row.low is None else f"{signed(row.low)} to {signed(row.high)}",
+            "n": str(row.n or ""),
+            "p, corrected": number(row.p_corrected),
+            "remark": row.reason,
+        }
+        for row in verdicts
+    ]
+    return [Table("Claims of the board, a frozen family apart from the claims of the papers", records)]

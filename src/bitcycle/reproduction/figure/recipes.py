@@ -1,7 +1,7 @@
 """The board of 4-bit recipes: the gap to float in bits per byte against training cost, and the claims of the recipes' sources.
 
 Baselines of equal cost are static MXFP8 and float with fewer steps. Claims about single ingredients are tested by the rule of all
-claims, as a frozen family of their own in results/published/recipes.
+claims, as a frozen family of their own.
 """
 
 from collections.abc import Sequence
@@ -11,20 +11,17 @@ from matplotlib.axes import Axes
 
 from bitcycle.picture.layout import panels
 from bitcycle.reproduction.analysis.aggregation import Cell
-from bitcycle.reproduction.analysis.claims import read_claims
 from bitcycle.reproduction.analysis.contrast import contrast, fact
-from bitcycle.reproduction.analysis.frozen import read_families
 from bitcycle.reproduction.analysis.labels import schedule_of
 from bitcycle.reproduction.analysis.metrics import EVALUATED, estimate_of
 from bitcycle.reproduction.analysis.statistics import Estimate
-from bitcycle.reproduction.analysis.verdict import judge
+from bitcycle.reproduction.figure.board import claims_of_board
 from bitcycle.reproduction.figure.data import ItemData, cost_against, panels_of
 from bitcycle.reproduction.figure.plots import draw_points, label_axes, point
 from bitcycle.reproduction.figure.style import Drawing, Style
 from bitcycle.reproduction.figure.table import Table, interval, number, signed
 
 METRIC = f"{EVALUATED}test_bits_per_byte"
-CLAIMS = "results/published/recipes"
 STATIC = {("fp8", 8): "FP8", ("mx", 8): "MXFP8", ("mx", 4): "MXFP4", ("nvfp4", 4): "NVFP4"}
 BASELINES = ("MXFP8", "float")
 """Arms that are also trained for fewer steps."""
@@ -181,23 +178,8 @@ def tables(data: ItemData) -> list[Table]:
         }
         for arm in arms
     ]
-    published = data.root / CLAIMS
-    verdicts = judge(read_claims(published), {data.item.id: data.results}, data.pool, read_families(published))
-    claims = [
-        {
-            "claim": row.sentence,
-            "source": row.section,
-            "verdict": row.verdict,
-            "with minus without, bits per byte": signed(row.estimate),
-            "95 % interval": "" if row.low is None else f"{signed(row.low)} to {signed(row.high)}",
-            "n": str(row.n or ""),
-            "p, corrected": number(row.p_corrected),
-            "remark": row.reason,
-        }
-        for row in verdicts
-    ]
     return [
         Table("Arms, cheapest first", rows),
-        Table("Claims of the recipes' sources, a frozen family apart from the claims of the papers", claims),
+        *claims_of_board(data, "with minus without, bits per byte"),
         Table("Published, of other models at another scale, not comparable with the numbers above", PUBLISHED_GAPS),
     ]

@@ -43,12 +43,13 @@ def measure_contention(
         times: dict[str, list[float]] = {"alone": [], "spinning": [], "busy": [], "at_once": []}
         others: list[float] = []
         with _runs(name, 1) as alone, _runs(name, 1, OWN_WAITING) as spinning, _runs(name, AT_ONCE) as runs:
-            for _ in range(rounds):
-                start, used = time.perf_counter(), _cpu_seconds()
-                [(step, own)] = _steps(alone, seconds)
-                others.append(max(0.0, _cpu_seconds() - used - own) / (time.perf_counter() - start))
-                times["alone"].append(step)
-                times["spinning"].append(_steps(spinning, seconds)[0][0])
+            for turn in range(rounds):
+                # what runs first follows the several runs at once, and is slower for it
+                for kind, run in sorted({"alone": alone, "spinning": spinning}.items(), reverse=turn % 2 == 1):
+                    start, used = time.perf_counter(), _cpu_seconds()
+                    [(step, own)] = _steps(run, seconds)
+                    times[kind].append(step)
+                    others.append(max(0.0, _cpu_seconds() - used - own) / (time.perf_counter() - start))
                 with _busy(allowed_cores()):
                     times["busy"].append(_steps(alone, seconds)[0][0])
                 times["at_once"].append(max(step for step, _ in _steps(runs, seconds)))

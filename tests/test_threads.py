@@ -163,6 +163,12 @@ def test_runs_on_other_cores_are_not_counted(folder):
             os.sched_setaffinity(0, own)
 
 
+@pytest.mark.skipif(sys.platform != "linux", reason="affinities of other processes are Linux's")
+def test_runs_that_leave_the_cores_to_others_are_not_counted(folder):
+    with another(f"import os; os.nice(1); {ANNOUNCE}"), another():
+        assert runs_beside() == 1, "a campaign at low priority gives way"
+
+
 def test_announcing_needs_no_folder(tmp_path, monkeypatch):
     (tmp_path / "file").touch()
     monkeypatch.setattr("tempfile.tempdir", str(tmp_path / "file"))

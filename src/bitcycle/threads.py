@@ -88,18 +88,18 @@ def announced() -> Iterator[None]:
 
 
 def runs_beside() -> int:
-    """Other announced processes of this user that may compute on cores of this one; 0 in a scheduler's job, which has cores of
-    its own, and where affinities are unknown (macOS, Windows)."""
+    """Other announced processes of this user that may compute on cores of this one and do not have a lower priority, with which
+    they would give way; 0 in a scheduler's job, which has cores of its own, and where affinities are unknown (macOS, Windows)."""
     if scheduled_cores() is not None or not hasattr(os, "sched_getaffinity"):
         return 0
-    own, found = os.sched_getaffinity(0), 0
+    own, niceness, found = os.sched_getaffinity(0), os.getpriority(os.PRIO_PROCESS, 0), 0
     for file in _announcements().glob("[0-9]*"):
         if file.name == str(os.getpid()):
             continue
         with suppress(OSError), open(file) as stream:  # it may end meanwhile
             if try_lock(stream, shared=True):  # it was killed
                 file.unlink()
-            else:
+            elif os.getpriority(os.PRIO_PROCESS, int(file.name)) <= niceness:
                 found += bool(own & os.sched_getaffinity(int(file.name)))
     return found
 

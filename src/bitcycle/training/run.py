@@ -153,7 +153,8 @@ def _share_cores(trainer: Trainer) -> None:
     others = runs_beside()
     threads = min(allowed, before or fair_share(1 + others))
     if threads < allowed:
-        why = "as before" if before else f"as {others} other runs compute on the same cores"
+        beside = "another run computes" if others == 1 else f"{others} other runs compute"
+        why = "as before" if before else f"as {beside} on the same cores"
         logger.info("%d of %d threads, %s (training.threads)", threads, allowed, why)
         torch.set_num_threads(threads)
 

@@ -249,7 +249,7 @@ def test_the_benchmark_measures_runs_beside_others(monkeypatch):
     """Ratios are those of a round, and what other programs used is what the run alone did not."""
     calls: list[int] = []
     started: list[int] = []
-    durations = iter([0.010, 0.009, 0.022, 0.031] + [0.018, 0.020, 0.050, 0.064])  # the second round begins with waiting
+    durations = iter([0.010, 0.009, 0.022, 0.031, 0.018, 0.020, 0.050, 0.064])  # the second round begins with waiting
     used = iter([0.0, 7.0, 10.0, 13.0, 20.0, 25.0, 30.0, 33.0])
 
     @contextmanager

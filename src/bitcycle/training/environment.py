@@ -61,6 +61,7 @@ def commit() -> str | None:
     return os.environ.get(COMMIT_VARIABLE) or _git("rev-parse", "HEAD")
 
 
+@functools.cache
 def _version(package: str) -> str | None:
     try:
         return version(package)
@@ -68,8 +69,10 @@ def _version(package: str) -> str | None:
         return None
 
 
+@functools.cache
 def _git(*arguments: str) -> str | None:
-    """The output of git for the repository of this file; None outside a repository or without git."""
+    """The output of git for the repository of this file, once per process, which has loaded the code of that time; None outside
+    a repository or without git."""
     try:
         command = ["git", "-C", str(Path(__file__).parent), *arguments]
         return subprocess.run(command, capture_output=True, text=True, check=True, timeout=10).stdout.strip()

@@ -53,6 +53,18 @@ def test_all_items_are_listed(empty):
         assert not item.sweep or entry.data.commands[0] in (target / "results" / "index.html").read_text()
 
 
+@pytest.mark.parametrize("name", ["README.md", "figures/cpt/table2.md", "figures/board/four_bit.md"])
+def test_headings_and_tables_stand_apart(empty, name):
+    """Some readers of Markdown take a table right below a text for a part of it."""
+    lines = ["", *(empty[0] / "results" / name).read_text().split("\n")]
+    joined = [
+        line
+        for before, line in zip(lines, lines[1:])
+        if before and (line.startswith("#") or (line.startswith("|") and not before.startswith("|")))
+    ]
+    assert not joined
+
+
 def test_published_numbers_in_the_files_are_those_of_the_papers(empty):
     target, _ = empty
     for item in ITEMS.values():

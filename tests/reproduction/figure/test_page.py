@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import html
+import itertools
 import re
 import shutil
 from pathlib import Path
@@ -59,7 +60,7 @@ def test_headings_and_tables_stand_apart(empty, name):
     lines = ["", *(empty[0] / "results" / name).read_text().split("\n")]
     joined = [
         line
-        for before, line in zip(lines, lines[1:])
+        for before, line in itertools.pairwise(lines)
         if before and (line.startswith("#") or (line.startswith("|") and not before.startswith("|")))
     ]
     assert not joined

@@ -30,6 +30,8 @@ from bitcycle.schedule import SUITE
 COLUMN = "final"
 STATIC = {"schedule": "static", "fw": 8}
 """Static 8 bits of any length."""
+EQUAL = 0.005
+"""Relative difference of costs that count as equal at the ends of the static runs, whose steps are whole numbers."""
 
 
 class Row(NamedTuple):
@@ -65,7 +67,7 @@ def gaps_at_equal_cost(panel: Panel, costs: Mapping[int, float]) -> dict[int, Es
     curve = sorted((cost, readings(panel.cells[i], COLUMN)) for i, cost in costs.items() if panel.cells[i] in base)
     places, found = [place for place, _ in curve], dict[int, list[float]]()
     for index, cost in costs.items():
-        inside = len(curve) == 1 or (curve and places[0] <= cost <= places[-1] * (1 + 1e-9))
+        inside = len(curve) == 1 or (curve and places[0] * (1 - EQUAL) <= cost <= places[-1] * (1 + EQUAL))
         if panel.cells[index] in base or not inside:
             continue
         for seed, value in readings(panel.cells[index], COLUMN).items():

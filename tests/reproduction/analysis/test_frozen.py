@@ -18,6 +18,7 @@ from bitcycle.reproduction.analysis.aggregation import Results, Run
 from bitcycle.reproduction.analysis.claims import read_claims
 from bitcycle.reproduction.analysis.contrast import Pool
 from bitcycle.reproduction.analysis.frozen import WORDING, Family, check_frozen, fingerprint, read_families
+from bitcycle.reproduction.analysis.items import BOARDS
 from bitcycle.reproduction.analysis.verdict import EXPLORATORY, NOT_TESTED, SUPPORTED, ClaimResult, judge
 from bitcycle.settings import SettingError
 from tests.conftest import ROOT
@@ -31,8 +32,9 @@ def family(*claims, looks: int = 2) -> Family:
     return Family("f", "2026-11-24", looks, tests, dict.fromkeys(tests, range(4)), dict.fromkeys(tests))
 
 
-def test_the_repository_s_families_are_those_that_were_frozen():
-    check_frozen(read_claims(PUBLISHED), read_families(PUBLISHED))
+@pytest.mark.parametrize("folder", [PUBLISHED, *sorted((ROOT / BOARDS).iterdir())], ids=lambda folder: folder.name)
+def test_the_repository_s_families_are_those_that_were_frozen(folder):
+    check_frozen(read_claims(folder), read_families(folder))
 
 
 def test_the_fingerprint_depends_on_the_test_alone():
@@ -76,6 +78,13 @@ def test_a_campaign_refuses_a_test_that_was_changed(tmp_path, capsys):
     claims.write_text(before.replace("    metric: rise\n", "    metric: final\n", 1))
     assert claims.read_text() != before
     with pytest.raises(SettingError, match="cpt/fig2-c1: its test is another"):
+        campaign.run(given, tmp_path)
+    claims.write_text(before)
+    board = tmp_path / BOARDS / "four_bit"
+    shutil.copytree(ROOT / BOARDS / "four_bit/families", board / "families")
+    claims = board / "claims/board.yaml"
+    claims.write_text(claims.read_text().replace("predicate: lower", "predicate: higher", 1))
+    with pytest.raises(SettingError, match="board/four_bit-c1: its test is another"):
         campaign.run(given, tmp_path)
 
 

@@ -121,6 +121,10 @@ def test_timings_on_a_shared_machine():
     assert verdict(claim, one, two, pool=quiet).verdict != NO_TEST
     busy = Pool([*quiet.runs, *cell(1.0, schedule="LR", seconds=900, finished="2026-01-01T10:20:00+00:00").runs])
     assert "shared" in reason(claim, one, two, pool=busy)
+    noted = Pool(quiet.runs, busy=[("2026-01-01T10:09:30+00:00", "2026-01-01T11:00:00+00:00")])
+    assert "shared" in reason(claim, one, two, pool=noted), "programs that are no recorded runs"
+    earlier = Pool(quiet.runs, busy=[("2026-01-01T08:00:00+00:00", "2026-01-01T10:09:00+00:00")])
+    assert verdict(claim, one, two, pool=earlier).verdict != NO_TEST
 
 
 def test_timings_count_only_for_seeds_that_had_the_machine_for_themselves():

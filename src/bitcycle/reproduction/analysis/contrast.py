@@ -104,9 +104,13 @@ REACTIVE = ("pfq", *labels.GATED)
 
 @dataclass(frozen=True)
 class Pool:
-    """All recorded runs: they provide pooled deviations, and show which runs shared a machine."""
+    """All recorded runs: they provide pooled deviations, and show which runs shared a machine.
+
+    `busy` are times at which other programs computed beside all runs: beginning and end, as in results/summary/busy.csv.
+    """
 
     runs: Sequence[Run]
+    busy: Sequence[tuple[str, str]] = ()
     known: dict[tuple[Any, ...], tuple[Optional[float], int]] = field(default_factory=dict)
 
     def deviation(self, run: Run, metric: str) -> tuple[float | None, int]:
@@ -131,20 +135,25 @@ class Pool:
         return {span for run in self.runs if (span := _span(run))}
 
     def shared_machine(self, run: Run) -> bool:
-        """Whether a run shared its machine with another recorded run, or it is not known when it ran."""
+        """Whether a run shared its machine with another recorded run or in a busy time, or it is not known when it ran."""
         own = _span(run)
         if own is None:
             return True
         (begin, end, processor), others = own, self._spans - {own}
-        return any(start < end and begin < stop and where == processor for start, stop, where in others)
+        busy = {(_seconds(start), _seconds(stop), processor) for start, stop in self.busy}
+        return any(start < end and begin < stop and where == processor for start, stop, where in others | busy)
 
 
 def _span(run: Run) -> tuple[float, float, str] | None:
     seconds, finished = run.number("seconds"), run.row.get("finished")
     if seconds is None or not finished:
         return None
-    end = datetime.fromisoformat(finished).timestamp()
+    end = _seconds(finished)
     return end - seconds, end, run.row.get("processor", "")
+
+
+def _seconds(moment: str) -> float:
+    return datetime.fromisoformat(moment).timestamp()
 
 
 # Contrasts

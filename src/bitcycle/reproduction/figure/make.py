@@ -42,7 +42,8 @@ FIGURES = Path("figures")
 def make_all(root: Path, target: Path, summary: Path) -> list[Entry]:
     """Write figures and tables of every item of a repository and the results pages to `target`, using the runs in the file
     `summary`; returns the entries of the pages."""
-    pool = Pool(read_runs(read_csv(summary, missing_ok=True), summary))
+    busy = [(row["begin"], row["end"]) for row in read_csv(summary.with_name("busy.csv"), missing_ok=True)]
+    pool = Pool(read_runs(read_csv(summary, missing_ok=True), summary), busy)
     items = read_items(root / PUBLISHED) + board_items(root / SWEEP_FOLDER)
     tracked = track(items, "items", console=Console(stderr=True))
     entries = [make_item(gather(item, pool, root), target / FIGURES) for item in tracked]

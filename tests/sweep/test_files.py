@@ -69,6 +69,7 @@ STATED = {
     "board/formats": 90,
     "board/four_bit": 75,
     "board/all_images": 96,
+    "board/gain": 240,
     # Ten trainings in two sweeps, as the second begins from the weights of the first.
     "fractrain/table5_pretraining": 2,
     "fractrain/table5": 8,

@@ -7,6 +7,8 @@ POINTS = 200
 """Maximum number of points of a training curve; longer ones are averaged."""
 ALLOCATION_SHARES = (5 / 160, 45 / 160, 85 / 160, 1.0)
 """Fractions of a run at which the bits chosen by gates are kept: epochs 5, 45 and 85 as in FracTrain, figure 8, and the end."""
+MEANS = ("loss", "accuracy")
+"""Values of the training batches, of which a training curve keeps means."""
 AT_Q_MAX = "_at_q_max"
 """Suffix of the metrics that were measured at q_max."""
 
@@ -15,9 +17,9 @@ def curve_of(records: Sequence[Mapping[str, Any]], summary: Mapping[str, Any]) -
     """Convert the records of a run to columns.
 
     Returns:
-        metric; evaluations: step, value, at_q_max, gbitops, weight, activation, gradient; training: step, loss, the bits, and cp
-        and cp_target if the network chooses its bits; final: all numbers of the last evaluation; phases, range_test,
-        observations and allocation if the run has them.
+        metric; evaluations: step, value, at_q_max, gbitops, weight, activation, gradient; training: step, loss, accuracy on the
+        training batches in percent, the bits, and cp and cp_target if the network chooses its bits; final: all numbers of the
+        last evaluation; phases, range_test, observations and allocation if the run has them.
     """
     tests = [record for record in records if record["kind"] == "evaluation"]
     metric = str(summary["metric"])
@@ -52,18 +54,22 @@ def _bits(records: Sequence[Mapping[str, Any]]) -> dict[str, list[Any]]:
 
 
 def _thinned(records: Sequence[Mapping[str, Any]]) -> dict[str, list[Any]]:
-    """At most POINTS points, each the last record of a group with the mean loss of the group."""
+    """At most POINTS points, each the last record of a group with the mean loss and accuracy of the group."""
     size = -(-len(records) // POINTS) or 1
     groups = [records[start : start + size] for start in range(0, len(records), size)]
     last = [group[-1] for group in groups]
     found: dict[str, list[Any]] = {
         "step": [record["step"] for record in last],
-        "loss": [_rounded(sum(record["loss"] for record in group) / len(group)) for group in groups],
+        **{name: [_mean(name, group) for group in groups] for name in MEANS if last and name in last[-1]},
         **_bits(last),
     }
     if last and "cp" in last[-1]:
         found |= _columns(last, ("cp", "cp_target"))
     return found
+
+
+def _mean(name: str, group: Sequence[Mapping[str, Any]]) -> Any:
+    return _rounded(sum(record[name] for record in group) / len(group))
 
 
 def _columns(records: Sequence[Mapping[str, Any]], names: Sequence[str]) -> dict[str, list[Any]]:

@@ -47,6 +47,9 @@ def test_curve_of_a_run():
     thin = curve_of([*many, RECORDS[-1]], {**SUMMARY, "total_steps": 1000})["training"]
     assert len(thin["step"]) == 200 and thin["step"][-1] == 1000
     assert thin["loss"][0] == pytest.approx(3 / 5)
+    rising = [{**record, "accuracy": record["step"] / 10} for record in many]
+    kept = curve_of([*rising, RECORDS[-1]], {**SUMMARY, "total_steps": 1000})["training"]["accuracy"]
+    assert kept[0] == pytest.approx(0.3) and kept[-1] == pytest.approx(99.8)  # means of five steps
 
 
 def test_curves_are_equal_bytes(tmp_path):

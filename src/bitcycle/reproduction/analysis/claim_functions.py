@@ -9,6 +9,7 @@ from typing import Any, Optional
 
 from bitcycle.reproduction.analysis import labels
 from bitcycle.reproduction.analysis.aggregation import Cell, Run
+from bitcycle.reproduction.analysis.gain import mean_gain, slope_of_gain
 from bitcycle.schedule import SUITE, Schedule, schedule
 from bitcycle.schedule.gated import Dfq
 
@@ -171,5 +172,7 @@ PER_SEED: dict[str, Callable[[Sequence[Cell], Sequence[Cell], str], Optional[flo
     "speedup_excess": speedup_excess,
     "cost_to_reach": cost_to_reach,
     "best_split": best_split,
+    "mean_gain": mean_gain,
+    "slope_of_gain": slope_of_gain,
 }
 """Name -> statistic of one seed, from the cells of both arms."""

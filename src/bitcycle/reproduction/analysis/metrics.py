@@ -16,6 +16,8 @@ from 1."""
 DISPLAYS: dict[str, Callable[[float], float]] = {"saving": lambda x: 100 * (1 - math.exp(-x)), "ratio": math.exp}
 """How log ratios are displayed: as percent saved, or as a ratio."""
 COSTS = ("cost", "cost to the best", "energy", "latency", "gbitops")
+FIT_SHARE = 0.05
+"""Last part of a run in which its training accuracy tells how well it fits its training data."""
 RADIUS = 0.5
 """Distance, in units of the filter norms, at which the rise of a loss surface is measured (our choice; surfaces extend to 1)."""
 SURROUNDINGS = 0.3
@@ -95,6 +97,12 @@ def changed_error(run: Run, kind: str, column: str, phase: int | None = None) ->
     return _mean([statistics.fmean(one) for one in errors if one])
 
 
+def training_accuracy(run: Run) -> float | None:
+    """The accuracy on the training batches of the last FIT_SHARE of a run in percent; None if its curve has none."""
+    curve, since = run.curve.get("training", {}), (1 - FIT_SHARE) * float(run.row["total_steps"])
+    return _mean([value for step, value in zip(curve.get("step", []), curve.get("accuracy", [])) if step > since])
+
+
 def _mean(values: list[float]) -> float | None:
     return statistics.fmean(values) if values else None
 
@@ -116,6 +124,7 @@ METRICS: dict[str, Callable[[Run], Optional[float]]] = {
     ),
     "corruption error": lambda run: changed_error(run, "corruption", "error_percent"),
     "corruption error after two steps": lambda run: changed_error(run, "corruption", "error_percent", 1),
+    "fit": training_accuracy,
     "error in noise": lambda run: changed_error(run, "noise", "cer_percent"),
 }
 """Metrics that are not columns of runs.csv. Costs (negated) and speeds are logarithms, so that their differences are log

@@ -36,6 +36,8 @@ class Spec:
     pictures: Sequence[
         Mapping[str, Any]
     ] = ()  # kind, MODULE.FUNCTION here, with options; the first that has runs is drawn
+    least: float = 0.5  # fraction of the cells that must have runs for these to be drawn
+    tables: str = "table.tables_of"  # MODULE.FUNCTION here that makes its tables
 
 
 @cache

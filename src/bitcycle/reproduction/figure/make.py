@@ -27,11 +27,11 @@ from bitcycle.reproduction.analysis.contrast import Pool
 from bitcycle.reproduction.analysis.frozen import read_families
 from bitcycle.reproduction.analysis.items import PUBLISHED, SWEEP_FOLDER, Item, read_items
 from bitcycle.reproduction.analysis.verdict import judge, write_claims
-from bitcycle.reproduction.figure import board, plots, recipes
+from bitcycle.reproduction.figure import plots
 from bitcycle.reproduction.figure.data import ItemData, gather
 from bitcycle.reproduction.figure.page import Entry, Picture, write_pages
 from bitcycle.reproduction.figure.style import Drawing
-from bitcycle.reproduction.figure.table import as_records, tables_of
+from bitcycle.reproduction.figure.table import as_records
 from bitcycle.reproduction.measurement.artifacts import ANALYSES, run_name
 from bitcycle.sweep.registry import read_sweep
 
@@ -71,8 +71,7 @@ def make_item(data: ItemData, folder: Path) -> Entry:
     picture = None
     if data.spec.pictures:
         picture = write_picture(item.id, inputs_of(data), path, lambda: draw_item(data))
-    of_board = recipes.tables if item.name == "four_bit" else board.tables
-    tables = of_board(data) if item.paper == "board" else tables_of(data)
+    tables = resolve_name(f"{__package__}.{data.spec.tables}")(data)
     records, table, page = as_records(tables), *(path.with_name(f"{path.name}.{ending}") for ending in ("csv", "md"))
     if records:
         write_csv(table, list(dict.fromkeys(name for record in records for name in record)), records)
@@ -84,9 +83,9 @@ def make_item(data: ItemData, folder: Path) -> Entry:
 
 
 def draw_item(data: ItemData) -> Drawing | None:
-    """Draw the first picture in an item's description whose runs exist; None if there is none. Runs are only drawn if at least
-    half of the cells have some. The title, of one line, says whether they are a proxy for the paper's."""
-    if 2 * len(data.results.done) < len(data.results.cells):
+    """Draw the first picture in an item's description whose runs exist; None if there is none. Runs are only drawn if
+    enough of the cells have some. The title, of one line, says whether they are a proxy for the paper's."""
+    if len(data.results.done) < data.spec.least * len(data.results.cells):
         data = replace(data, results=Results(None, tuple(replace(cell, runs=()) for cell in data.results.cells)))
     descriptions = ({**picture} for picture in data.spec.pictures)
     drawings = (resolve_name(f"{__package__}.{picture.pop('kind')}")(data, **picture) for picture in descriptions)

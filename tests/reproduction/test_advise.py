@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
+import gzip
 import json
+import shutil
 from dataclasses import asdict
 from functools import cache
 
 import pytest
 
-from bitcycle.files import as_csv
+from bitcycle.files import as_csv, write_bytes
 from bitcycle.reproduction import advise
 from bitcycle.reproduction.analysis.collect import COLUMNS as SUMMARY_COLUMNS
+from bitcycle.reproduction.analysis.collect import curve_name
+from bitcycle.reproduction.manifest import read_manifest
 from bitcycle.schedule import SUITE
-from tests.conftest import configure
+from tests.conftest import ROOT, configure
 
 
 def row(
@@ -103,6 +107,49 @@ def summary(tmp_path_factory):
     path.parent.mkdir()
     path.write_text(as_csv(SUMMARY_COLUMNS, rows))
     return path
+
+
+@pytest.fixture(scope="module")
+def gains(tmp_path_factory):
+    """RTH, static 8 bits and static 8 bits with 40 % of the steps on ResNet-20, for 1,000 steps with two seeds and for 4,000 with
+    three; RTH gains 3 points and 1 point."""
+    root = tmp_path_factory.mktemp("results")
+    manifest = root / "manifest" / "board" / "gain.csv"
+    manifest.parent.mkdir(parents=True)
+    shutil.copy(ROOT / "results/manifest/board/gain.csv", manifest)
+    arms = {("RTH", 1000): 58, ("static", 1000): 60, ("static", 400): 55, ("RTH", 4000): 69, ("static", 4000): 70}
+    arms |= {("static", 1600): 68}
+    rows = []
+    for place in read_manifest(manifest):
+        arm = place.ours.get("schedule", ""), int(place.ours.get("training.steps", 0))
+        if place.scale == "mini" and place.ours["model"] == "resnet20" and arm in arms:
+            made = row(arm[0], 0, arms[arm], place.hash, arm[1], training__steps=arm[1])
+            cost = (0.4 if arm[0] == "RTH" else 1.0) * arm[1]
+            made |= {"model": "resnet20", "dataset": "cifar10_16", "gbitops": cost}
+            seeds = range(2 if arm[1] <= 1000 else 3)
+            rows += [{**made, "seed": seed, "final": arms[arm] + seed / 10} for seed in seeds]
+    summary = root / "summary" / "runs.csv"
+    for one in rows:
+        fit = {"training": {"step": [one["total_steps"]], "accuracy": [one["final"] + 5.0]}}
+        write_bytes(summary.parent / "curves" / curve_name(one), gzip.compress(json.dumps(fit).encode()))
+    summary.write_text(as_csv(SUMMARY_COLUMNS, rows))
+    return summary
+
+
+def test_gains_over_fewer_steps_are_told_by_training_accuracy(gains, capsys):
+    found = advise.recorded_gains(gains)
+    assert [(row.fit, row.steps, row.schedule, row.n) for row in found] == [
+        (pytest.approx(65.05), 1000, "RTH", 2),
+        (pytest.approx(75.1), 4000, "RTH", 3),
+    ]
+    assert [(row.gain, row.price) for row in found] == [pytest.approx((3, 5)), pytest.approx((1, 2))]
+    assert [row.steps for row in advise.recorded_gains(gains, fit=90)] == [4000]
+    assert [row.steps for row in advise.recorded_gains(gains, fit=30)] == [1000]
+    advise._advise(["budget=50", "fit=90", f"summary={gains}", *START])
+    shown = capsys.readouterr().out
+    assert "when a schedule pays" in shown and "4,000" in shown and "1,000" not in shown
+    advise._advise(["budget=50", "json=true", f"summary={gains}", *START])
+    assert [row["steps"] for row in json.loads(capsys.readouterr().out)["gains"]] == [1000, 4000]
 
 
 def measured(summary, settings: str):

@@ -10,6 +10,9 @@ given network; nothing is trained. Each schedule is listed with its accuracy dif
 the same quantizer, paired by seed, with a 95 % interval (Student's t). These runs come from one group (network, data, length):
 that of the board if it has any, otherwise the one that covers most of the list. Superseded runs are ignored. The evidence holds
 for that group, whose name is printed; it need not transfer to other networks.
+
+A second table tells when a schedule pays: what RTH and CR gain over static 8 bits of equal cost, that is with fewer steps, by how
+well static 8 bits fits its training data. `fit=85` shows only the measurement nearest to a network that reaches 85 % on its own.
 """
 
 import json
@@ -29,7 +32,10 @@ from bitcycle.door import parser_of
 from bitcycle.files import read_csv, resource_root
 from bitcycle.guard import guarded
 from bitcycle.recipe.options import TrainingOptions
+from bitcycle.reproduction.analysis.aggregation import find_results, read_runs
 from bitcycle.reproduction.analysis.collect import SUMMARY, is_accuracy
+from bitcycle.reproduction.analysis.contrast import Pool
+from bitcycle.reproduction.analysis.gain_table import Row, gain_rows
 from bitcycle.reproduction.analysis.statistics import over_seeds
 from bitcycle.reproduction.manifest import MANIFEST, read_manifest
 from bitcycle.schedule import SCHEDULES, SUITE, ScheduleOptions
@@ -44,6 +50,16 @@ SHORTER = (0.4, 0.5, 0.6, 0.7, 0.8, 0.9)
 """Lengths of shortened baseline runs as fractions of the full run: the alternative to a schedule at equal cost."""
 ENOUGH_SEEDS = 5
 COLUMNS = ("cost, %", "points", "95 % interval", "seeds", "confidence", "settings (schedule.*)")
+GAIN_COLUMNS = (
+    "training accuracy, %",
+    "network",
+    "steps",
+    "schedule",
+    "price, points",
+    "gain, points",
+    "95 % interval",
+    "seeds",
+)
 WIDTH = 118
 """Width of the table in characters if the output is not a terminal."""
 MEASURES = {"latency": "time", "energy": "energy", "bitops": "bit operations"}
@@ -61,6 +77,9 @@ class Arguments(Settings):
     measure: Optional[str] = setting(None, "cost that counts", choices=MEASURES)
     json: bool = setting(False, "print JSON")
     top: int = setting(20, "length of the list", minimum=1)
+    fit: Optional[float] = setting(
+        None, "accuracy in percent that static precision reaches on your training data", minimum=0, maximum=100
+    )
     summary: Optional[str] = setting(None, "file of recorded runs")
 
     def validate(self) -> None:
@@ -246,6 +265,40 @@ def recorded_runs(summary: Path, quantizer: str) -> tuple[list[dict[str, Any]], 
     return [row for row in rows if row["hash"] not in old], board
 
 
+class MeasuredGain(NamedTuple):
+    """What a schedule gained over static 8 bits of equal cost, in points, and where."""
+
+    fit: float  # accuracy of static 8 bits of full length on its training data, in percent
+    network: str
+    data: str
+    steps: int
+    schedule: str
+    price: float  # what static 8 bits loses with fewer steps
+    gain: float
+    low: Optional[float]  # ends of the 95 % interval; None with one seed
+    high: Optional[float]
+    n: int  # number of seeds
+
+
+def recorded_gains(summary: Path, fit: float | None = None) -> list[MeasuredGain]:
+    """The gains in the recorded runs of board/gain, by training accuracy; only those of the network and length whose training
+    accuracy is nearest to `fit`, if it is given."""
+    manifest = summary.parents[1] / MANIFEST.name / "board" / "gain.csv" if len(summary.parents) > 1 else Path()
+    places = read_manifest(manifest) if manifest.is_file() else []
+    names = {place.hash for place in places}
+    pool = Pool(read_runs([row for row in read_csv(summary, missing_ok=True) if row["hash"] in names], summary))
+    found = [_gain(row, row.fit.mean) for row in gain_rows(find_results(places, pool.runs).done, pool) if row.fit]
+    if fit is not None and found:
+        nearest = min((row.fit for row in found), key=lambda value: abs(value - fit))
+        found = [row for row in found if row.fit == nearest]
+    return sorted(found, key=lambda row: (row.fit, row.schedule))
+
+
+def _gain(row: Row, fit: float) -> MeasuredGain:
+    price, gain, (low, high) = row.price.mean, row.gain.mean, row.gain.interval() or (None, None)
+    return MeasuredGain(fit, row.network, row.data, row.steps, row.schedule, price, gain, low, high, row.gain.n)
+
+
 # The command
 
 
@@ -303,10 +356,12 @@ def _advise(arguments: Sequence[str]) -> None:
     given = read_words(Arguments, words)
     summary = Path(given.summary) if given.summary else resource_root() / SUMMARY
     found = advise(_configured(overrides), given.share, given.measure, summary)
+    gains = recorded_gains(summary, given.fit)
     if given.json:
-        print(json.dumps(found))
+        print(json.dumps({**found, "gains": [row._asdict() for row in gains]}))
     else:
         _print(found, given.top)
+        _print_gains(gains)
 
 
 def _configured(overrides: Sequence[str]) -> RunConfig:
@@ -336,11 +391,30 @@ def _print(found: Mapping[str, Any], top: int) -> None:
         console.print("no recorded runs of these settings with this quantizer")
 
 
+def _print_gains(gains: Sequence[MeasuredGain]) -> None:
+    if not gains:
+        return
+    console = Console(width=max(Console().width, WIDTH), soft_wrap=True)
+    table = Table(*(Column(title, no_wrap=True) for title in GAIN_COLUMNS))
+    for row in gains:
+        place = f"{row.fit:.1f}", row.network, f"{row.steps:,}", row.schedule
+        table.add_row(*place, f"{row.price:+.2f}", f"{row.gain:+.2f}", _interval(row.low, row.high), str(row.n))
+    console.print(f"when a schedule pays: gains over static 8 bits of equal cost, with fewer steps ({gains[0].data})")
+    console.print(table)
+    console.print(
+        "training accuracy: of static 8 bits at full length; price: what static 8 bits loses with fewer steps"
+    )
+
+
 def _cells(measured: Mapping[str, Any] | None) -> list[str]:
     if measured is None:
         return ["", "", "", "not measured"]
-    interval = "" if measured["low"] is None else f"{measured['low']:+.2f} to {measured['high']:+.2f}"
+    interval = _interval(measured["low"], measured["high"])
     return [f"{measured['difference']:+.2f}", interval, str(measured["n"]), measured["sureness"]]
+
+
+def _interval(low: float | None, high: float | None) -> str:
+    return "" if low is None or high is None else f"{low:+.2f} to {high:+.2f}"
 
 
 if __name__ == "__main__":

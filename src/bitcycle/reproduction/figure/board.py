@@ -16,6 +16,7 @@ from bitcycle.reproduction.analysis.aggregation import Cell
 from bitcycle.reproduction.analysis.claims import read_claims
 from bitcycle.reproduction.analysis.contrast import fact, matches, select
 from bitcycle.reproduction.analysis.frozen import read_families
+from bitcycle.reproduction.analysis.gain_table import STATIC
 from bitcycle.reproduction.analysis.items import BOARDS
 from bitcycle.reproduction.analysis.labels import backward_bits, forward_bits, schedule_of
 from bitcycle.reproduction.analysis.metrics import readings
@@ -28,8 +29,6 @@ from bitcycle.reproduction.figure.table import Table, interval, number, signed
 from bitcycle.schedule import SUITE
 
 COLUMN = "final"
-STATIC = {"schedule": "static", "fw": 8}
-"""Static 8 bits of any length."""
 EQUAL = 0.005
 """Relative difference of costs that count as equal at the ends of the static runs, whose steps are whole numbers."""
 

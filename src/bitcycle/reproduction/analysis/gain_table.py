@@ -1,0 +1,47 @@
+"""The gains of schedules over static precision of equal cost, as estimates over seeds, for the board and `bitcycle advise`."""
+
+from collections import defaultdict
+from collections.abc import Iterable
+from typing import NamedTuple, Optional
+
+from bitcycle.reproduction.analysis.aggregation import Cell
+from bitcycle.reproduction.analysis.contrast import Pool, contrast, matches
+from bitcycle.reproduction.analysis.gain import Comparison, comparisons
+from bitcycle.reproduction.analysis.labels import our_data, our_model, schedule_of
+from bitcycle.reproduction.analysis.metrics import estimate_of
+from bitcycle.reproduction.analysis.statistics import Estimate
+
+STATIC = {"schedule": "static", "fw": 8}
+"""Static 8 bits of any length."""
+
+
+class Row(NamedTuple):
+    """A schedule at one length on one network."""
+
+    schedule: str
+    network: str
+    data: str
+    steps: int  # length of the schedule's run
+    one: Comparison
+    fit: Optional[
+        Estimate
+    ]  # accuracy of static 8 bits of equal length on its training data in percent, if it is recorded
+    gain: Estimate  # points over static 8 bits of equal cost
+    price: Estimate  # points of static 8 bits of equal length over that of equal cost
+
+
+def gain_rows(cells: Iterable[Cell], pool: Pool) -> list[Row]:
+    """All schedules that have a static run of equal cost, by network and length."""
+    groups: dict[tuple[str, str], list[Cell]] = defaultdict(list)
+    for cell in cells:
+        if cell.runs:
+            groups[our_model(cell), our_data(cell)].append(cell)
+    found = []
+    for (network, data), members in groups.items():
+        static = [cell for cell in members if matches(cell, STATIC)]
+        for one in comparisons([cell for cell in members if cell not in static], static):
+            gain, price = (contrast([cell], [one.equal], (), ("final",) * 2).estimate(pool) for cell in one[:2])
+            if gain and price:
+                steps, fit = int(one.full.runs[0].row["total_steps"]), estimate_of(one.full, "fit")
+                found.append(Row(schedule_of(one.schedule), network, data, steps, one, fit, gain, price))
+    return found

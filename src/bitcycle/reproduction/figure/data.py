@@ -37,6 +37,7 @@ class Spec:
         Mapping[str, Any]
     ] = ()  # kind, MODULE.FUNCTION here, with options; the first that has runs is drawn
     least: float = 0.5  # fraction of the cells that must have runs for these to be drawn
+    appendix: bool = False  # whether results/README.md shows it at its end
     tables: str = "table.tables_of"  # MODULE.FUNCTION here that makes its tables
 
 

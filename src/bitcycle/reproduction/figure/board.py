@@ -10,6 +10,7 @@ from functools import partial
 from typing import NamedTuple, Optional
 
 import numpy as np
+from matplotlib.axes import Axes
 
 from bitcycle.picture.layout import legend, panels
 from bitcycle.reproduction.analysis.aggregation import Cell
@@ -29,6 +30,8 @@ from bitcycle.reproduction.figure.table import Table, interval, number, signed
 from bitcycle.schedule import SUITE
 
 COLUMN = "final"
+NAMED = 8
+"""Largest number of methods whose cyclic schedules are named beside their points."""
 EQUAL = 0.005
 """Relative difference of costs that count as equal at the ends of the static runs, whose steps are whole numbers."""
 
@@ -118,6 +121,8 @@ def draw_board(data: ItemData) -> Drawing | None:
     places = side_by_side({index: math.log(row.cost) for index, row in enumerate(compared)}, 0.012) if compared else {}
     for index, row in enumerate(compared):
         draw_points(right, style(row), [point(math.exp(places[index]), row.gap)] if row.gap else [])
+    if len(rows) <= NAMED:
+        name_cyclic(left, rows)
     front = [row for row in rows if row.best]
     left.step([row.cost for row in front], [row.value.mean for row in front], where="post", color="0.5", linewidth=1)
     right.axhline(0, color="0.35", linewidth=1)
@@ -134,6 +139,14 @@ def draw_board(data: ItemData) -> Drawing | None:
         f" to {reference(rows)}, paired by seed{how}; points of nearly equal cost are drawn side by side."
         f" {data.results.trials}; {other_networks(rows, main.network)}",
     )
+
+
+def name_cyclic(axes: Axes, rows: Sequence[Row]) -> None:
+    """Write the names of cyclic schedules beside their points."""
+    for row in rows:
+        if schedule_of(row.cell) in SUITE:
+            place, offset = (row.cost, row.value.mean), (7, -11)
+            axes.annotate(schedule_of(row.cell), place, xytext=offset, textcoords="offset points", fontsize=8)
 
 
 def style_of_row(row: Row, main: str) -> Style:

@@ -160,6 +160,20 @@ def test_methods_are_compared_with_static_precision_of_equal_cost():
     assert front == {("RTH", 0.3), ("LR", 0.498), ("CR", 0.6), ("static", 1.0)}
 
 
+def test_a_seed_is_compared_as_soon_as_the_static_runs_around_its_cost_have_it():
+    """The longest static run has one seed, which only what costs more than the second longest needs."""
+    cells = [
+        on_board(70, steps=2000, **STATIC),
+        on_board(60, 61, steps=1600, cost=80.0, **STATIC),
+        on_board(50, 51, steps=1000, cost=50.0, **STATIC),
+        on_board(56, 59, cost=65.0, **CYCLIC),
+        on_board(66, 66, cost=90.0, schedule="ETH"),
+    ]
+    rows = {row.cell.setting("schedule"): row for row in board.rows_of(board_of(*cells))}
+    assert (rows["CR"].gap.mean, rows["CR"].gap.n) == (pytest.approx(2.0), 2)
+    assert (rows["ETH"].gap.mean, rows["ETH"].gap.n) == (pytest.approx(1.0), 1)
+
+
 def test_without_shorter_static_runs_full_length_is_the_baseline():
     other = on_board(58, 58, 58, quantizer="fp8", **STATIC)
     cells = [on_board(60, 61, 62, **STATIC), on_board(59, 61, 60, cost=60.0, **CYCLIC), other]

@@ -5,8 +5,10 @@ seed, so that every method can be compared with it at the method's own cost, on 
 """
 
 import math
+from bisect import bisect_left
 from collections.abc import Mapping, Sequence
 from functools import partial
+from operator import itemgetter
 from typing import NamedTuple, Optional
 
 import numpy as np
@@ -34,6 +36,10 @@ NAMED = 8
 """Largest number of methods whose cyclic schedules are named beside their points."""
 EQUAL = 0.005
 """Relative difference of costs that count as equal at the ends of the static runs, whose steps are whole numbers."""
+
+
+Baseline = tuple[float, Mapping[str, float]]
+"""Cost of a static run, and its metric by seed."""
 
 
 class Row(NamedTuple):
@@ -67,18 +73,26 @@ def gaps_at_equal_cost(panel: Panel, costs: Mapping[int, float]) -> dict[int, Es
     """Index of a cell -> its difference to static 8 bits of equal cost; of full length, if there are no shorter runs."""
     base = static_cells(panel)
     curve = sorted((cost, readings(panel.cells[i], COLUMN)) for i, cost in costs.items() if panel.cells[i] in base)
-    places, found = [place for place, _ in curve], dict[int, list[float]]()
+    found = dict[int, list[float]]()
     for index, cost in costs.items():
-        inside = len(curve) == 1 or (curve and places[0] * (1 - EQUAL) <= cost <= places[-1] * (1 + EQUAL))
-        if panel.cells[index] in base or not inside:
-            continue
+        around = [] if panel.cells[index] in base else _around(curve, cost)
         for seed, value in readings(panel.cells[index], COLUMN).items():
-            if all(seed in values for _, values in curve):
-                equal = np.interp(cost, places, [values[seed] for _, values in curve])
-                found.setdefault(index, []).append(value - float(equal))
+            if around and all(seed in values for _, values in around):
+                places, values = zip(*((place, values[seed]) for place, values in around), strict=True)
+                found.setdefault(index, []).append(value - float(np.interp(cost, places, values)))
     deviation, df = panel.pool.deviation(base[0].runs[0], COLUMN) if base else (None, 0)
     noise = None if deviation is None else math.sqrt(2) * deviation, df
     return {index: over_seeds(values, noise) for index, values in found.items()}
+
+
+def _around(curve: Sequence[Baseline], cost: float) -> list[Baseline]:
+    """The static runs that a cost lies between, or that of equal cost at an end; all if there is one; none beyond the ends."""
+    if len(curve) < 2:
+        return list(curve)
+    if not curve[0][0] * (1 - EQUAL) <= cost <= curve[-1][0] * (1 + EQUAL):
+        return []
+    after = bisect_left(curve, cost, key=itemgetter(0))
+    return list(curve[max(0, after - 1) : after + 1])
 
 
 def reference(rows: Sequence[Row]) -> str:

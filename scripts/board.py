@@ -41,6 +41,25 @@ def board_list(name: str) -> str:
     return "\n".join(f"- **{name}**: {'; '.join(methods) or 'none'}." for name, methods in found.items())
 
 
+def gains_table() -> str:
+    """What schedules gain over static 8 bits of equal cost, by the training accuracy of static 8 bits."""
+    rows = read_csv(PAGE.with_name("gain.csv"), missing_ok=True)
+    known = [row for row in rows if row.get("training accuracy of static 8 bits")]
+    if not known:
+        return "No run of this board is recorded yet."
+    shown = (
+        "training accuracy of static 8 bits",
+        "network and data",
+        "steps",
+        "schedule",
+        "price of fewer steps",
+        "gain",
+    )
+    columns = *shown, "95 % interval", "n"
+    known.sort(key=lambda row: (float(row[shown[0]]), row["schedule"]))
+    return markdown_table(columns, [[row[name] for name in columns] for row in known])
+
+
 def recipes_board() -> str:
     """The arms of the board of 4-bit recipes with their gaps to float, then the claims of the recipes' sources with verdicts."""
     rows = read_csv(PAGE.with_name("four_bit.csv"), missing_ok=True)

@@ -27,7 +27,7 @@ from bitcycle.reproduction.analysis.claim_functions import relative_cost
 from bitcycle.reproduction.analysis.collect import SUMMARY
 from bitcycle.reproduction.analysis.labels import savings_group
 from bitcycle.schedule import SCHEDULES, SUITE, Static, schedule
-from board import board, board_list, recipes_board
+from board import board, board_list, gains_table, recipes_board
 from claim_tables import (
     claims_table,
     decided_list,
@@ -401,8 +401,9 @@ def _remedy(text: str) -> str:
 
 
 GENERATED: dict[str, Callable[[], str]] = {
-    **{f"{name} list": partial(board_list, name) for name in ("methods", "underfitting", "formats")},
+    **{f"{name} list": partial(board_list, name) for name in ("all_images", "methods", "underfitting", "formats")},
     "board": board,
+    "gains": gains_table,
     "schedules": schedules_table,
     "quantizers": quantizers_table,
     "formats": formats_table,
@@ -433,6 +434,7 @@ GENERATED: dict[str, Callable[[], str]] = {
 }
 DOCUMENTS = {
     README: ("schedules", "board", "verdicts", "withdrawn"),
+    ROOT / "docs" / "choosing-a-schedule.md": ("gains",),
     ROOT / "docs" / "schedules.md": ("schedules",),
     ROOT / "docs" / "quantizers.md": ("quantizers",),
     ROOT / "docs" / "doctor.md": ("doctor",),
@@ -443,7 +445,7 @@ DOCUMENTS = {
     ROOT / "docs" / "speed.md": ("benchmark",),
     ROOT / "docs" / "accelerators.md": ("accelerator",),
     ROOT / "results" / "notes" / "claim-history.md": ("judged anew", "history"),
-    ROOT / "results" / "notes" / "board.md": ("methods list", "underfitting list", "formats list"),
+    ROOT / "results" / "notes" / "board.md": ("all_images list", "methods list", "underfitting list", "formats list"),
     ROOT / "results" / "notes" / "mini-scale.md": ("deviations",),
     ROOT / "results" / "notes" / "fidelity.md": ("fidelity",),
     ROOT / "results" / "notes" / "fuzz.md": ("fuzz",),

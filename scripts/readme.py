@@ -40,6 +40,7 @@ from claim_tables import (
 from deviations import spread_table
 from evaluation_error import evaluation_table
 from hlhlp_phases import by_setting, draw_phases
+from hours import hours_table
 from pictures import draw_formats, draw_suite, values_of
 from support_table import support_table
 
@@ -420,6 +421,7 @@ GENERATED: dict[str, Callable[[], str]] = {
     "deviations": deviations,
     **{name: partial(experiment, name) for name in EXPERIMENTS},
     "pilot": pilot_table,
+    "hours": hours_table,
     "fidelity": fidelity_table,
     "fuzz": fuzz_table,
     "null families": null_families_line,
@@ -450,7 +452,7 @@ DOCUMENTS = {
     ROOT / "results" / "notes" / "fidelity.md": ("fidelity",),
     ROOT / "results" / "notes" / "fuzz.md": ("fuzz",),
     ROOT / "results" / "notes" / "hlhlp-phases.md": ("hlhlp phases",),
-    ROOT / "results" / "notes" / "plan.md": ("pilot",),
+    ROOT / "results" / "notes" / "plan.md": ("pilot", "hours"),
     ROOT / "results" / "notes" / "verdicts.md": (
         "decided",
         "tested",

@@ -1,0 +1,42 @@
+"""The table of results/notes/plan.md with the trainings and hours of every part of sweeps/evidence.yaml."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+from bitcycle.files import markdown_table, read_csv
+from bitcycle.reproduction.analysis.collect import SUMMARY
+from bitcycle.reproduction.campaign import Part, read_plan
+from bitcycle.reproduction.manifest import MANIFEST, read_manifest
+
+ROOT = Path(__file__).parent.parent
+PLAN = ROOT / "sweeps" / "evidence.yaml"
+UNNAMED = ("seed", "results_root")
+"""Settings of a run that are no part of its name."""
+
+
+def hours_table() -> str:
+    """Every part of the plan with its finished and planned trainings, and the hours that the finished ones took."""
+    rows = {(row["scale"], row["hash"], row["seed"]): row for row in read_csv(ROOT / SUMMARY)}
+    lines, seen = [], set[tuple[str, str, str]]()
+    for part in read_plan(PLAN):
+        wanted = trainings_of(part)
+        done = [rows[one] for one in wanted if one in rows]
+        own = [rows[one] for one in wanted if one in rows and one not in seen]
+        seen |= set(wanted)
+        hours = sum(float(row["seconds"]) for row in own) / 3600
+        family, _, question = part.claim.partition(": ")
+        lines.append((family, question, part.sweep, f"{len(done)} of {len(wanted)}", f"{hours:.1f}"))
+    return markdown_table(("family", "question", "sweep", "trainings done", "hours"), lines)
+
+
+def trainings_of(part: Part) -> list[tuple[str, str, str]]:
+    """Scale, hash and seed of every training of a part, by the manifest of its sweep."""
+    places = read_manifest(ROOT / MANIFEST / f"{part.sweep}.csv")
+    names = {json.dumps(dict(place.ours), sort_keys=True): place.hash for place in places if not place.superseded}
+    found = []
+    for run in part.expand(ROOT, ""):
+        settings = {key: value for key, value in run.items() if key not in UNNAMED}
+        found.append((part.scale, names[json.dumps(settings, sort_keys=True)], run["seed"]))
+    return list(dict.fromkeys(found))

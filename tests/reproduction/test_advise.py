@@ -172,6 +172,37 @@ def test_recorded_runs_are_compared_seed_by_seed(summary):
     assert shorter["measured"]["difference"] == pytest.approx(-1)
 
 
+def test_a_few_longer_runs_do_not_hide_the_evidence(summary):
+    """Five static runs of twice the length hid the whole board: all else counted as shorter runs of other settings."""
+    rows, wanted = advise.recorded_runs(summary, "sbm")[0], {advise.Candidate("RTH", 3, 8, 8)}
+    longer = [row("static", seed, 70.0, "g", steps=4000) for seed in range(5)]
+    name, found = advise.choose_group([*rows, *longer], wanted, 8)
+    assert "2000 steps" in name and found[advise.Candidate("RTH", 3, 8, 8)]["n"] == 5
+
+
+def test_the_board_of_this_repository_is_evidence():
+    """A static run and all ten schedules of the board are measured; for a while none was shown."""
+    found = advise.advise(advise._configured(["model=resnet74"]), 1.0, None, ROOT / "results/summary/runs.csv")
+    measured = [each["settings"] for each in found["candidates"] if each["measured"]]
+    assert {f"schedule={name} schedule.q_min=3 schedule.q_max=8" for name in SUITE} <= set(measured)
+    assert "schedule=static schedule.q_max=4" in measured
+
+
+def test_evidence_on_the_same_network_comes_first(summary):
+    rows, wanted = advise.recorded_runs(summary, "sbm")[0], {advise.Candidate("RTH", 3, 8, 8)}
+    other = [row(name, 0, final, name) for name, final in (("static", 70.0), ("RTH", 71.0))]
+    own = [one | {"model": "resnet20", "settings": settings_of(one, "resnet20")} for one in other]
+    for model, n in (("resnet20", 1), ("resnet74", 5)):
+        found = advise.choose_group([*rows, *own], wanted, 8, {"a"}, model)[1]
+        assert found[advise.Candidate("RTH", 3, 8, 8)]["n"] == n
+
+
+def settings_of(one: dict[str, object], model: str) -> str:
+    found = json.loads(one["settings"])
+    found["model"]["name"] = model
+    return json.dumps(found)
+
+
 def test_runs_recorded_before_a_setting_existed_belong_to_the_same_group():
     new, old = row("static", 0, 60.0), row("static", 0, 60.0)
     settings = json.loads(old["settings"])

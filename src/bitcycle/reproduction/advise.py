@@ -8,8 +8,8 @@
 length of the list (20), `summary` the file of recorded runs. All other settings are those of a run. Costs are computed for the
 given network; nothing is trained. Each schedule is listed with its accuracy difference to the static baseline in recorded runs of
 the same quantizer, paired by seed, with a 95 % interval (Student's t). These runs come from one group (network, data, length):
-that of the board if it has any, otherwise the one that covers most of the list. Superseded runs are ignored. The evidence holds
-for that group, whose name is printed; it need not transfer to other networks.
+one of the given network if there is any, else that of the board, else the one that covers most of the list. Superseded runs are
+ignored. The evidence holds for that group, whose name is printed; it need not transfer to other networks.
 
 A second table tells when a schedule pays: what RTH and CR gain over static 8 bits of equal cost, that is with fewer steps, by how
 well static 8 bits fits its training data. `fit=85` shows only the measurement nearest to a network that reaches 85 % on its own.
@@ -190,12 +190,11 @@ def _changed(values: Mapping[str, Any], kind: type[Settings]) -> dict[str, Any]:
     return found
 
 
-def evidence_of(rows: Sequence[Mapping[str, Any]], baseline: int) -> dict[Candidate, dict[str, Any]]:
-    """The evidence of one group of runs on each setting, against static `baseline` bits at full length."""
+def evidence_of(rows: Sequence[Mapping[str, Any]], baseline: int, steps: int) -> dict[Candidate, dict[str, Any]]:
+    """The evidence of one group of runs on each setting, against static `baseline` bits for `steps` steps."""
     finals: dict[Candidate, dict[str, float]] = defaultdict(dict)
-    longest = max(int(row["total_steps"]) for row in rows)
     for row in rows:
-        if (candidate := _candidate(row, longest)) is not None:
+        if (candidate := _candidate(row, steps)) is not None:
             finals[candidate][row["seed"]] = float(row["final"])
     static = finals.pop(Candidate("static", 0, baseline, baseline), {})
     paired = {
@@ -205,10 +204,10 @@ def evidence_of(rows: Sequence[Mapping[str, Any]], baseline: int) -> dict[Candid
     return {candidate: _measured(differences) for candidate, differences in paired.items() if differences}
 
 
-def _candidate(row: Mapping[str, Any], longest: int) -> Candidate | None:
-    """The setting of a recorded run; None if it is not a candidate."""
+def _candidate(row: Mapping[str, Any], steps: int) -> Candidate | None:
+    """The setting of a recorded run in a group with this full length; None if it is not a candidate."""
     schedule = json.loads(row["settings"])["schedule"]
-    part, high = round(int(row["total_steps"]) / longest, 2), int(row["q_max"] or 0)
+    part, high = round(int(row["total_steps"]) / steps, 2), int(row["q_max"] or 0)
     if row["schedule"] == "static":
         return Candidate("static", 0, high, schedule.get("gradient") or high, part)
     if row["schedule"] not in SUITE or part != 1 or not str(row["q_min"]).isdigit():
@@ -235,22 +234,27 @@ def _measured(differences: Sequence[float]) -> dict[str, Any]:
 
 
 def choose_group(
-    rows: Iterable[Mapping[str, Any]], wanted: Collection[Candidate], baseline: int, board: Collection[str] = ()
+    rows: Iterable[Mapping[str, Any]],
+    wanted: Collection[Candidate],
+    baseline: int,
+    board: Collection[str] = (),
+    model: str = "",
 ) -> tuple[str, dict[Candidate, dict[str, Any]]]:
-    """The group of recorded runs that covers most of the wanted settings: its name and its evidence. Groups with runs whose
-    hashes are in `board` take precedence; `rows` are those of results/summary/runs.csv."""
+    """The group of recorded runs and its full length that cover most of the wanted settings: their name and evidence. Groups of the
+    network `model` come first, then those with runs whose hashes are in `board`; `rows` are those of results/summary/runs.csv."""
     groups: dict[str, list[Mapping[str, Any]]] = defaultdict(list)
     for row in rows:
         if is_accuracy(row):
             groups[group_of(row)].append(row)
-    best, chosen = (0, 0), ("", dict[Candidate, dict[str, Any]]())
+    best, chosen = (False, 0, 0), ("", dict[Candidate, dict[str, Any]]())
     for members in groups.values():
-        found = {key: value for key, value in evidence_of(members, baseline).items() if key in wanted}
-        rank = sum(row["hash"] in board for row in members), sum(value["n"] for value in found.values())
-        if found and rank > best:
-            first, steps = members[0], max(int(row["total_steps"]) for row in members)
-            name = f"{first['model']}, {first['dataset']}, {first['train_samples']} training samples, {steps} steps"
-            best, chosen = rank, (f"{name}, quantizer {first['quantizer']}, scale {first['scale']}", found)
+        first, own = members[0], members[0]["model"] == model
+        for steps in sorted({int(row["total_steps"]) for row in members}, reverse=True):
+            found = {key: value for key, value in evidence_of(members, baseline, steps).items() if key in wanted}
+            rank = own, sum(row["hash"] in board for row in members), sum(value["n"] for value in found.values())
+            if found and rank > best:
+                name = f"{first['model']}, {first['dataset']}, {first['train_samples']} training samples, {steps} steps"
+                best, chosen = rank, (f"{name}, quantizer {first['quantizer']}, scale {first['scale']}", found)
     return chosen
 
 
@@ -313,7 +317,7 @@ def advise(config: RunConfig, budget: float, measure: str | None, summary: Path)
     costs = {each: cost for each in candidates(baseline.weight) if (cost := cost_of(each, plan, measure)) is not None}
     listed = sorted(costs, key=costs.__getitem__)
     rows, board = recorded_runs(summary, config.quantizer.name)
-    name, evidence = choose_group(rows, costs, baseline.weight, board)
+    name, evidence = choose_group(rows, costs, baseline.weight, board, config.model.name)
     return {
         "budget": budget,
         "measure": measure,

@@ -240,8 +240,8 @@ def choose_group(
     board: Collection[str] = (),
     model: str = "",
 ) -> tuple[str, dict[Candidate, dict[str, Any]]]:
-    """The group of recorded runs and its full length that cover most of the wanted settings: their name and evidence. Groups of the
-    network `model` come first, then those with runs whose hashes are in `board`; `rows` are those of results/summary/runs.csv."""
+    """The group of recorded runs and its full length that cover most of the wanted settings: their name and evidence. Groups of
+    the network `model` come first, then those with runs whose hashes are in `board`; `rows` are from results/summary/runs.csv."""
     groups: dict[str, list[Mapping[str, Any]]] = defaultdict(list)
     for row in rows:
         if is_accuracy(row):

@@ -299,3 +299,18 @@ def test_materializing_keeps_the_bits_or_is_refused():
         plain = nn.Linear(2, 2)
     with pytest.raises(RuntimeError, match="materialize the float model"):
         bitcycle.quantize_model(plain, float_layers=[]).to_empty(device="cpu")
+
+
+def test_float_layers_leave_out_pact_which_would_return_its_input(monkeypatch):
+    torch.manual_seed(0)
+    layer = QuantizedConv2d(16, 16, 3, quantizer="pact_binary").to(memory_format=torch.channels_last)
+    x = torch.rand(2, 16, 6, 6).contiguous(memory_format=torch.channels_last).requires_grad_()
+    layer.precision.set(Precision(32, 32, 32))
+    results = []
+    for left_out in (False, True):
+        monkeypatch.setattr(layer.activation_quantizer, "is_identity_at_float", left_out)
+        if left_out:
+            monkeypatch.setattr(layer.activation_quantizer, "forward", None)  # not called
+        y = layer(x)
+        results.append((y, *torch.autograd.grad(y.square().sum(), (x, layer.weight))))
+    assert all(torch.equal(one, other) for one, other in zip(*results, strict=True))

@@ -62,6 +62,7 @@ class PactActivation(TensorQuantizer):
 
     samples_are_independent = True
     non_negative = True
+    is_identity_at_float = True
 
     def __init__(self, compile: bool = False) -> None:
         super().__init__(compile)

@@ -73,7 +73,11 @@ class QuantizedLayer(QuantizedProduct):
         state = self.precision
         if self.input_gradient_quantizer is not None:
             x = self.input_gradient_quantizer(x, state.gradient_bits, state.step_key, key)
-        return self.activation_quantizer(x, state.activation_bits), self.quantized_weight()
+        quantizer, is_float = self.activation_quantizer, encode_bits(state.precision.activation) == 0
+        # a compiled graph serves all bits, so that it contains the quantizer
+        if not (is_float and quantizer.is_identity_at_float) or torch.compiler.is_compiling():
+            x = quantizer(x, state.activation_bits)
+        return x, self.quantized_weight()
 
     def quantized_weight(self) -> Tensor:
         """The weight at the current bits."""

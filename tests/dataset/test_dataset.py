@@ -34,9 +34,9 @@ def picture(label: int, index: int, size: tuple[int, int] = (32, 32), mode: str 
     return Image.fromarray(pixels, mode)
 
 
-def png(image: Image.Image) -> bytes:
+def png(image: Image.Image, kind: str = "png") -> bytes:
     stream = io.BytesIO()
-    image.save(stream, "png")
+    image.save(stream, kind)
     return stream.getvalue()
 
 
@@ -47,10 +47,11 @@ def write_folders(folder, counts: dict[str, int], **options) -> None:
             picture(label, index, **options).save(folder / name / f"{index}.png")
 
 
-def write_parquet(path, labels: list[int], image_column="img", label_column="label") -> None:
+def write_parquet(path, labels: list[int], image_column="img", label_column="label", kind="png") -> None:
     path.parent.mkdir(parents=True, exist_ok=True)
     images = [
-        {"bytes": png(picture(max(label, 0), index)), "path": f"{index}.png"} for index, label in enumerate(labels)
+        {"bytes": png(picture(max(label, 0), index), kind), "path": f"{index}.png"}
+        for index, label in enumerate(labels)
     ]
     names = ["cat", "dog", *map(str, range(2, 10))]
     features = {"info": {"features": {label_column: {"names": names, "_type": "ClassLabel"}}}}
@@ -99,6 +100,14 @@ def test_cifar_layouts_hold_the_same_images(tmp_path, small_cifar, layout):
     train, test, _ = Cifar(name="cifar10").load(tmp_path, seed=0)
     assert torch.equal(train.pixels, expected)
     assert (len(train), len(test)) == (20, 10)
+    assert Cifar(name="cifar10").remark(tmp_path) == ""
+
+
+def test_lossy_copies_of_cifar_are_told_apart(tmp_path, small_cifar):
+    """Results of images re-encoded as JPEG stood beside published ones as if they were the official images'."""
+    for split, labels in (("train", TRAIN_LABELS), ("test", TEST_LABELS)):
+        write_parquet(tmp_path / "cifar10" / f"{split}-0.parquet", labels, kind="jpeg")
+    assert Cifar(name="cifar10").remark(tmp_path) == "re-encoded as JPEG"
 
 
 def test_cifar_at_16_pixels_is_the_mean_of_cifar_over_2x2_pixels(tmp_path, small_cifar):

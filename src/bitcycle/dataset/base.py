@@ -130,6 +130,10 @@ class DatasetOptions(Settings):
         """Read the whole dataset from disk. Raises DataError if the data are missing or unreadable."""
         raise NotImplementedError
 
+    def remark(self, data_root: Path) -> str:
+        """How the stored data differ from the official ones, in words that follow their name; empty if they are not known to."""
+        return ""
+
     def load(self, data_root: Path, seed: int) -> Any:
         """Read the splits to use; `seed` determines the samples held out for validation, and the images with `draw=by_seed`.
         Raises DataError as `read`."""

@@ -201,6 +201,8 @@ class ImageNetMini(ImageNet):
 
 
 TRAIN_SAMPLES, TEST_SAMPLES = 50_000, 10_000
+JPEG = b"\xff\xd8"
+"""The first bytes of a JPEG file."""
 OFFICIAL = {"cifar10": "cifar-10-batches-py", "cifar100": "cifar-100-python"}
 
 
@@ -250,6 +252,12 @@ class Cifar(ImageDatasetOptions):
         logger.info("reading the images of %s from the cache of datasets or from the hub", place or hub)
         found = read_hub_images(place or hub, str(self.absent(data_root)), test_split="test")
         return self._checked(Splits(*found), place or hub)
+
+    def remark(self, data_root: Path) -> str:
+        """The official images are lossless."""
+        train = self.read(data_root).train
+        lossy = isinstance(train, EncodedImages) and train.encoded[0].read().startswith(JPEG)
+        return "re-encoded as JPEG" if lossy else ""
 
     def _read_official(self, folder: Path) -> Splits[Images]:
         from torchvision.datasets import CIFAR10, CIFAR100

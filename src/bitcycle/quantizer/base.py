@@ -53,7 +53,7 @@ class TensorQuantizer(_Quantizer):
     fixed_range: tuple[float, float] | None = None
     """Fixed clipping limits of inputs; None if they depend on data or training."""
     is_identity_at_float = False
-    """Whether at 0 bits it reads and changes nothing but an activation x, not even an observed range, so that layers leave it out."""
+    """Whether at 0 bits it reads and changes nothing but x, an activation, not even an observed range: layers leave it out."""
 
     def __init__(self, compile: bool = False) -> None:
         super().__init__()

@@ -162,6 +162,12 @@ def _share_cores(trainer: Trainer) -> None:
 def _write_beginning(trainer: Trainer) -> None:
     """Record and log the start or continuation of the run, its settings and its environment."""
     plan, folder, environment = trainer.plan, trainer.folder, describe_environment(trainer.device)
+    data = plan.config.dataset
+    environment["remark"] = data.remark(plan.config.data_folder)
+    if environment["remark"]:
+        logger.warning(
+            "%s: %s, so that results are not comparable with published ones", data.name, environment["remark"]
+        )
     if trainer.step:
         _warn_of_other_machine(read_object(folder.environment), environment)
         logger.info("resuming after step %d of %d: %s", trainer.step, plan.total_steps, folder.path)

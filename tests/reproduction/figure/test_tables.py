@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import matplotlib.pyplot as plt
 import pytest
 
 from bitcycle.reproduction.analysis.aggregation import Results
 from bitcycle.reproduction.analysis.items import read_published
-from bitcycle.reproduction.figure.data import ItemData
+from bitcycle.reproduction.figure.data import ItemData, status_line
 from bitcycle.reproduction.figure.make import draw_item
 from bitcycle.reproduction.figure.table import as_records, tables_of
 from bitcycle.reproduction.manifest import read_manifest
@@ -34,8 +36,8 @@ def test_at_the_papers_setting_ours_stand_beside_published_numbers():
 def test_a_proxy_never_stands_in_the_row_of_another_network():
     """46.35 of ResNet-8 stood in the row of ResNet-152 on CIFAR-100, with a difference to its published accuracy."""
     pair = (
-        made_up(44.0, 45.0, **CYCLIC, model="resnet8", dataset="cifar10"),
-        made_up(46.35, **STATIC, model="resnet8", dataset="cifar10"),
+        made_up(44.0, 45.0, scale="mini", **CYCLIC, model="resnet8", dataset="cifar10"),
+        made_up(46.35, scale="mini", **STATIC, model="resnet8", dataset="cifar10"),
     )
     proxies = [proxied(cell, model, "cifar100") for cell in pair for model in ("resnet74", "resnet164")]
     rows = records(data_of("cpt/table2", *proxies, scale="mini"))
@@ -49,6 +51,33 @@ def test_a_proxy_never_stands_in_the_row_of_another_network():
             "mini, proxy",
             "64000",
         )
+
+
+def test_lossy_data_are_named_beside_the_published_number():
+    ours = made_up(73.0, **CYCLIC, **SMALL)
+    for run in ours.runs:
+        run.row["remark"] = "re-encoded as JPEG"
+    (found,) = (row for row in records(data_of("cpt/table2", ours)) if row["source"] == "published" and row.get("ours"))
+    assert (found["ours"], found["our data"]) == ("73.00", "re-encoded as JPEG")
+    (own,) = (row for row in records(data_of("cpt/table2", ours)) if row["source"] == "ours")
+    assert (own["data"], own["scale"]) == ("CIFAR-100, re-encoded as JPEG", "paper, proxy")
+    stand_in = proxied(ours, "resnet74", "imagenet")
+    assert stand_in.remark == "", "other data stand in: nothing is compared"
+
+
+def test_runs_at_paper_scale_stand_beside_those_of_a_smaller_scale():
+    """They were shown only once most cells had runs at paper scale."""
+    small = made_up(44.0, 45.0, scale="mini", **CYCLIC, model="resnet8", dataset="cifar10_16")
+    large = made_up(73.0, **CYCLIC, **SMALL)
+    data = data_of("cpt/table2", proxied(small, **SMALL), scale="mini")
+    data = replace(data, results=replace(data.results, others=(Results("paper", (large,)),)))
+    rows = records(data)
+    assert [(row["network"], row["scale"]) for row in rows if row["source"] == "ours"] == [
+        ("ResNet-8", "mini, proxy"),
+        ("ResNet-74", "paper"),
+    ]
+    assert [row["ours"] for row in rows if row["source"] == "published" and row["ours"]] == ["73.00"]
+    assert "paper scale, n = 1, 1 distinct trainings in 1 of 1 cells" in status_line(data)
 
 
 def test_differences_are_taken_seed_by_seed():

@@ -112,6 +112,18 @@ class Cell:
         pairs = ((self.actual(key), self.setting(key)) for key in ("model", "dataset"))
         return {(str(ours), str(paper)) for ours, paper in pairs if self.runs and ours != paper}
 
+    @property
+    def remark(self) -> str:
+        """How the data of our runs differ from the official ones, unless other data stand in for these."""
+        if self.actual("dataset") != self.setting("dataset"):
+            return ""
+        return next((run.row["remark"] for run in self.runs if run.row.get("remark")), "")
+
+    @property
+    def is_proxy(self) -> bool:
+        """Whether network or data of our runs are not the paper's."""
+        return bool(self.stand_ins or self.remark)
+
 
 def distinct_runs(cells: Iterable[Cell]) -> list[Run]:
     """The runs of some cells, each once."""
@@ -153,6 +165,12 @@ class Results:
     def done(self) -> tuple[Cell, ...]:
         """Cells with runs."""
         return tuple(cell for cell in self.cells if cell.runs)
+
+    @property
+    def shown(self) -> tuple[Cell, ...]:
+        """Cells with runs, and those with runs at paper scale if this is another."""
+        paper = self.at("paper") if self.scale != "paper" else None
+        return self.done + (paper.done if paper else ())
 
     @property
     def runs(self) -> list[Run]:

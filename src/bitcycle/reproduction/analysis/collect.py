@@ -29,7 +29,7 @@ COLUMNS = (
     *("scale", "model", "dataset", "quantizer", "schedule", "q_min", "q_max", "cycles", "seed", "hash", "total_steps"),
     *("metric", "unit", "higher_is_better", "final", "best", "best_step", "mean_of_last", *AT_TOP),
     *("gbitops", "gbitops_to_best", "relative_to_static", "energy_j", "latency_s", "hardware", "convention"),
-    *("parameters", "train_samples", "seconds", "steps_per_second"),
+    *("parameters", "train_samples", "remark", "seconds", "steps_per_second"),
     *("processor", "threads", "torch", "python", "commit", "finished", "settings"),
 )
 CURVES = "curves"
@@ -77,7 +77,7 @@ def summary_row(folder: RunFolder) -> dict[str, str]:
         "gbitops_to_best": cost["to_best"]["gbitops"],
         "hardware": hardware["name"],
         "convention": hardware["convention"],
-        **{name: environment.get(name) for name in ("threads", "python", "commit")},
+        **{name: environment.get(name) for name in ("threads", "python", "commit", "remark")},
         "torch": environment.get("packages", {}).get("torch"),
         "settings": json.dumps({k: v for k, v in config.items() if k not in PLACES}, sort_keys=True),
     }

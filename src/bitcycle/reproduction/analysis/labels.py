@@ -40,12 +40,13 @@ def our_model(cell: Cell) -> str:
 
 
 def our_data(cell: Cell) -> str:
-    """The data of our runs, with vocabulary size and number of samples if these are settings."""
+    """The data of our runs, with vocabulary size and number of samples if these are settings, and the remark on them."""
     name, vocabulary, samples = map(cell.actual, ("dataset", "dataset.vocabulary", "dataset.train_samples"))
     kind = "images" if name in IMAGES else "pieces of 35 words" if vocabulary and name != "sick" else "samples"
     words = [label_of("dataset", name)]
     words += [f"vocabulary of {vocabulary:,}"] if vocabulary else []
-    return ", ".join([*words, f"{samples:,} {kind}"] if samples else words)
+    words += [f"{samples:,} {kind}"] if samples else []
+    return ", ".join([*words, cell.remark] if cell.remark else words)
 
 
 def model_of(cell: Cell) -> str:

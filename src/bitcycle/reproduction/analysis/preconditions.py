@@ -47,7 +47,7 @@ def failed(claim: Claim, contrasts: Sequence[Contrast], runs: Sequence[Run], pro
 
 def proxy_label(cell: Cell) -> str:
     """NETWORK, DATA[, vocabulary of N][, N images] of a cell whose runs are a proxy; empty for runs at the paper's setting."""
-    if cell.runs[0].row["scale"] == "paper" and not cell.stand_ins:
+    if cell.runs[0].row["scale"] == "paper" and not cell.is_proxy:
         return ""
     return f"{labels.our_model(cell)}, {labels.our_data(cell)}"
 

@@ -94,6 +94,11 @@ class Panel:
     pool: Pool
 
     @property
+    def scale(self) -> str:
+        """The scale of the runs."""
+        return self.cells[0].runs[0].row["scale"]
+
+    @property
     def title(self) -> str:
         """Our network and data, and the training length if all runs have the same."""
         steps = {int(run.row["total_steps"]) for cell in self.cells for run in cell.runs}
@@ -112,16 +117,19 @@ def our_network(cell: Cell) -> str:
 
 
 def panels_of(data: ItemData, split: str = "") -> list[Panel]:
-    """The cells with runs, grouped by our network and data and by the fact `split`; cells with the same runs are merged."""
-    groups: dict[str, tuple[dict[str, None], dict[frozenset[tuple[str, str]], Cell]]] = {}
-    for cell in data.results.done:
+    """The cells with runs, grouped by scale, our network and data and the fact `split`; cells with the same runs are merged."""
+    groups: dict[tuple[str, str], tuple[dict[str, None], dict[frozenset[tuple[str, str]], Cell]]] = {}
+    for cell in data.results.shown:
         extra = fact(cell, split) if split else ""
-        papers, cells = groups.setdefault(our_network(cell) + (extra and f", {extra}"), ({}, {}))
-        if cell.stand_ins:
+        name = our_network(cell) + (extra and f", {extra}")
+        papers, cells = groups.setdefault((cell.runs[0].row["scale"], name), ({}, {}))
+        if cell.is_proxy:
             papers[panel_of(cell)] = None
         trainings = frozenset(run.training for run in cell.runs)
         cells.setdefault(trainings, Cell({}, cell.ours, cell.runs))
-    return [Panel(name, tuple(papers), tuple(cells.values()), data.pool) for name, (papers, cells) in groups.items()]
+    return [
+        Panel(name, tuple(papers), tuple(cells.values()), data.pool) for (_, name), (papers, cells) in groups.items()
+    ]
 
 
 def by_length(panel: Panel) -> list[Panel]:
@@ -175,7 +183,11 @@ def status_line(data: ItemData) -> str:
     results = data.results
     if not results.done:
         return f"no runs yet: {'; '.join(data.commands)}" if data.commands else ""
-    cells = f"{len(results.done)} of {len(results.cells)} cells"
-    state = f"{results.scale} scale, {results.trials}, {len(results.runs)} distinct trainings in {cells}"
+    paper = results.at("paper") if results.scale != "paper" else None
+    states = [
+        f"{part.scale} scale, {part.trials}, {len(part.runs)} distinct trainings in {len(part.done)} of {len(part.cells)} cells"
+        for part in (results, paper)
+        if part is not None
+    ]
     proxies = (panel for panel in panels_of(data) if panel.proxy_for)
-    return ". ".join([state, *(f"{panel.title} is a proxy for {'; '.join(panel.proxy_for)}" for panel in proxies)])
+    return ". ".join([*states, *(f"{panel.title} is a proxy for {'; '.join(panel.proxy_for)}" for panel in proxies)])

@@ -20,7 +20,7 @@ from bitcycle.door import parser_of
 from bitcycle.files import digest_of, read_csv, resource_root, write_csv
 from bitcycle.picture.layout import render, write_files
 from bitcycle.reproduction.analysis import history
-from bitcycle.reproduction.analysis.aggregation import Results, read_runs
+from bitcycle.reproduction.analysis.aggregation import Results, distinct_runs, read_runs
 from bitcycle.reproduction.analysis.claims import read_claims
 from bitcycle.reproduction.analysis.collect import SUMMARY, curve_name
 from bitcycle.reproduction.analysis.contrast import Pool
@@ -91,7 +91,7 @@ def draw_item(data: ItemData) -> Drawing | None:
     drawings = (resolve_name(f"{__package__}.{picture.pop('kind')}")(data, **picture) for picture in descriptions)
     drawing = next((drawing for drawing in drawings if drawing is not None), None)
     if drawing is not None:
-        proxy = ", proxy" if any(cell.stand_ins for cell in data.results.done) else ""
+        proxy = ", proxy" if any(cell.is_proxy for cell in data.results.done) else ""
         ours = f" ({data.results.scale} scale{proxy})" if data.results.done else ""
         text = f"{data.item.id}: {data.item.title}{ours or (' (published)' if data.results.cells else '')}"
         drawing.figure.suptitle(text, fontsize=min(10.0, drawing.figure.get_figwidth() * 118 / len(text)))
@@ -101,11 +101,12 @@ def draw_item(data: ItemData) -> Drawing | None:
 def inputs_of(data: ItemData) -> list[Any]:
     """Everything that the picture of an item depends on, except code."""
     runs = []
-    for run in data.results.runs:
+    for run in distinct_runs(data.results.shown):
         files = [run.curves / curve_name(run.row)]
         files += sorted((run.curves.parent / ANALYSES).glob(f"{run_name(run.row)}-*.csv"))
         runs.append([dict(run.row), digest_of(files)])
-    cells = [[cell.paper, [run.training for run in cell.runs]] for cell in data.results.cells]
+    shown = (*data.results.cells, *data.results.shown)
+    cells = [[cell.paper, [run.training for run in cell.runs]] for cell in shown]
     noise = sorted({data.pool.deviation(run, "final") for run in data.results.runs}, key=str)
     return [data.item.title, data.results.scale, cells, runs, list(data.published), list(data.digitized), noise]
 

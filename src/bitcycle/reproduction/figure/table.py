@@ -74,7 +74,8 @@ def tables_of(data: ItemData) -> list[Table]:
 def published_table(data: ItemData) -> Table:
     """The published numbers with their deviations, next to ours if network, data and scale are the paper's."""
     rows = [row for row in [*data.published, *data.digitized] if row["metric"] != "none_stated"]
-    ours = [our_value(row, data) for row in rows]
+    cells = [our_cell(row, data) for row in rows]
+    ours = [None if cell is None else measure(row, cell, data.spec) for row, cell in zip(rows, cells)]
     matched = any(one is not None for one in ours)
     records = [
         {
@@ -82,27 +83,35 @@ def published_table(data: ItemData) -> Table:
             "published": as_printed(row),
             "published deviation": row["std"],
             **comparison(row, one),
+            "our data": "" if cell is None else cell.remark,
         }
-        for row, one in zip(rows, ours)
+        for row, cell, one in zip(rows, cells, ours)
     ]
     caption = "Published numbers" + (" and ours at the paper's setting" if matched else "")
     return Table.without_empty(caption, records, {"metric", "unit", "published", *(COMPARED if matched else ())})
 
 
-def our_value(row: Published, data: ItemData) -> Estimate | None:
-    """Our value of a published number; None unless network, data and scale are the paper's and it refers to a single cell.
+def our_cell(row: Published, data: ItemData) -> Cell | None:
+    """Our cell of a published number; None unless network, data and scale are the paper's and it refers to a single cell.
 
-    The column `settings` of the number selects the cell by settings of the sweep (an empty value: not set by it); `phase`, from
-    1, selects the end of a phase.
+    The column `settings` of the number selects it by settings of the sweep (an empty value: not set by it).
     """
-    wanted = dict(word.split("=", 1) for word in row.get("settings", "").split())
-    phase = wanted.pop("phase", None)
-    if data.results.scale != "paper" or not wanted:
+    wanted = wanted_settings(row)
+    wanted.pop("phase", None)
+    at_paper_scale = data.results.at("paper")
+    if at_paper_scale is None or not wanted:
         return None
-    alike = [cell for cell in data.results.done if all(cell.paper.get(key, "") == text for key, text in wanted.items())]
+    alike = [
+        cell for cell in at_paper_scale.done if all(cell.paper.get(key, "") == text for key, text in wanted.items())
+    ]
     if len({tuple(run.training for run in cell.runs) for cell in alike}) != 1 or alike[0].stand_ins:
         return None
-    return measure(row, alike[0], data.spec, phase)
+    return alike[0]
+
+
+def wanted_settings(row: Published) -> dict[str, str]:
+    """The column `settings` of a published number; `phase`, from 1, selects the end of a phase."""
+    return dict(word.split("=", 1) for word in row.get("settings", "").split())
 
 
 def as_printed(row: Published) -> str:
@@ -124,9 +133,9 @@ def comparison(row: Published, ours: Estimate | None) -> dict[str, str]:
     return dict(zip(COMPARED, (number(ours.mean), number(ours.deviation), str(ours.n), signed(gap))))
 
 
-def measure(row: Published, cell: Cell, spec: Spec, phase: str | None) -> Estimate | None:
+def measure(row: Published, cell: Cell, spec: Spec) -> Estimate | None:
     """The value of a published metric in a cell, at the end of a phase or of the run."""
-    metric, cost = row["metric"], spec.cost
+    metric, cost, phase = row["metric"], spec.cost, wanted_settings(row).get("phase")
     if metric in WORDS["main"]:
         share = not row["unit"] and phase is None
         return estimate_of(cell, spec.column if phase is None else f"{PHASE}{phase}", 0.01 if share else 1.0)
@@ -144,7 +153,7 @@ def our_table(data: ItemData) -> Table:
     """Our runs, one row per setting: network, data, scale, steps, the metric over seeds, and its difference to the baseline."""
     shown = panels_of(data)
     parts = [part for panel in shown for part in by_length(panel)]
-    records = [record for part in parts for record in our_records(part, data.results.scale or "", data.spec)]
+    records = [record for part in parts for record in our_records(part, data.spec)]
     proxies = sorted({name for panel in shown for name in panel.proxy_for})
     words = f", proxies for {'; '.join(proxies)}" if proxies else ""
     return Table.without_empty(f"Our runs{words}; each training once", records, data.spec.measures)
@@ -160,7 +169,7 @@ def setting_words(cell: Cell) -> str:
     return ", ".join(filter(None, words))
 
 
-def our_records(panel: Panel, scale: str, spec: Spec) -> Iterator[dict[str, str]]:
+def our_records(panel: Panel, spec: Spec) -> Iterator[dict[str, str]]:
     """The rows of a panel in the table of our runs."""
     base = panel.first(spec.base)
     gaps = differences(panel, base, spec.column) if base else {}
@@ -170,7 +179,7 @@ def our_records(panel: Panel, scale: str, spec: Spec) -> Iterator[dict[str, str]
         yield {
             "network": network,
             "data": rest,
-            "scale": f"{scale}, proxy" if panel.proxy_for else scale,
+            "scale": f"{panel.scale}, proxy" if panel.proxy_for else panel.scale,
             "steps": row["total_steps"],
             "method": fact(cell, spec.named),
             "schedule": labels.schedule_of(cell),

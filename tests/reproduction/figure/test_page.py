@@ -7,12 +7,13 @@ import html
 import itertools
 import re
 import shutil
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from bitcycle.reproduction.analysis.claims import read_claims
-from bitcycle.reproduction.analysis.items import PAPERS, read_published
+from bitcycle.reproduction.analysis.items import BOARDS, PAPERS, read_published
 from bitcycle.reproduction.analysis.verdict import ClaimResult
 from bitcycle.reproduction.figure.make import make_all
 from bitcycle.reproduction.figure.page import write_pages
@@ -117,6 +118,34 @@ def page(empty, tmp_path_factory):
     ]
     write_pages(target / "results", entries, claims)
     return target / "results"
+
+
+def test_the_verdict_of_a_board_stands_below_the_claim_that_it_restates(empty, tmp_path):
+    """A reader of better/fig3 saw the verdict of 640 images only, where a board had decided the same with all images."""
+    entries = [
+        replace(
+            entry,
+            files=tuple(tmp_path / file.relative_to(empty[0] / "results") for file in entry.files[-1:]),
+            picture=None,
+        )
+        for entry in empty[1]
+    ]
+    board = next(entry for entry in entries if entry.data.item.id == "board/all_images")
+    own = claim_result("better/fig3-c2", "undecided", decided=False, estimate=0.2, low=-0.5, high=1.0, n=5)
+    other = claim_result("board/all_images-c4", estimate=-1.5, low=-1.9, high=-1.2, n=4)
+    write_pages(tmp_path, entries, [own], restated={"better/fig3-c2": [(other, board.files[-1])]})
+    lines = (tmp_path / "README.md").read_text().split("\n")
+    row = next(number for number, line in enumerate(lines) if "better/fig3-c2" in line)
+    assert "(figures/board/all_images.md)" in lines[row + 1] and "| supported | -1.50 [-1.90, -1.20]" in lines[row + 1]
+    assert "0 of them are decided or computed, 1 more in the regime of a board." in lines[2]
+    assert "(../board/all_images.md)" in (tmp_path / "figures" / "better" / "fig3.md").read_text()
+
+
+def test_claims_of_boards_restate_claims_that_exist():
+    restated = [
+        name for folder in (ROOT / BOARDS).iterdir() for claim in read_claims(folder) for name in claim.restates
+    ]
+    assert restated and set(restated) <= set(CLAIMS)
 
 
 def test_page_needs_nothing_from_outside_and_is_small(page):

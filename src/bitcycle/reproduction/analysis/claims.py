@@ -73,6 +73,7 @@ class Claim(Settings):
         "training lengths; converged: may differ if all runs are long enough to have converged",
         choices=("equal", "converged", "free"),
     )
+    restates: list[str] = setting([], "claims of papers that a claim of a board tests in the board's regime")
     reason: str = setting("", "why it is not tested")
     note: str = setting("", "remark on the wording in the paper")
 

@@ -34,7 +34,20 @@ LOOKS = 2
 """Planned tests of a family: at half of the seeds and at the end. p-values are multiplied by it."""
 LEAST_POWER = 0.5
 """Claims with less power at the published effect stay out of a family: they could only cost the others."""
-WORDING = ("id", "sentence", "section", "effect", "value", "looks", "untested", "amended", "quote", "reason", "note")
+WORDING = (
+    "id",
+    "sentence",
+    "section",
+    "effect",
+    "value",
+    "looks",
+    "untested",
+    "amended",
+    "quote",
+    "reason",
+    "note",
+    "restates",
+)
 """The fields of a claim that are not part of its test."""
 
 

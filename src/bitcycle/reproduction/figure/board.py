@@ -16,7 +16,7 @@ from matplotlib.axes import Axes
 
 from bitcycle.picture.layout import legend, panels
 from bitcycle.reproduction.analysis.aggregation import Cell
-from bitcycle.reproduction.analysis.claims import read_claims
+from bitcycle.reproduction.analysis.claims import Claim, read_claims
 from bitcycle.reproduction.analysis.contrast import fact, matches, select
 from bitcycle.reproduction.analysis.frozen import read_families
 from bitcycle.reproduction.analysis.gain_table import STATIC
@@ -24,7 +24,7 @@ from bitcycle.reproduction.analysis.items import BOARDS
 from bitcycle.reproduction.analysis.labels import backward_bits, forward_bits, schedule_of
 from bitcycle.reproduction.analysis.metrics import readings
 from bitcycle.reproduction.analysis.statistics import Estimate, over_seeds
-from bitcycle.reproduction.analysis.verdict import judge
+from bitcycle.reproduction.analysis.verdict import ClaimResult, judge
 from bitcycle.reproduction.figure.data import ItemData, Panel, cost_against, metric_name, our_network, panels_of
 from bitcycle.reproduction.figure.plots import draw_points, label_axes, log_axis, point, side_by_side
 from bitcycle.reproduction.figure.style import STYLES, Drawing, Style
@@ -213,10 +213,6 @@ def tables(data: ItemData) -> list[Table]:
 
 def claims_of_board(data: ItemData, difference: str) -> list[Table]:
     """The verdicts on a board's own claims, in a column `difference` their estimates; empty if it has none."""
-    published = data.root / BOARDS / data.item.name
-    if not published.is_dir():
-        return []
-    verdicts = judge(read_claims(published), {data.item.id: data.results}, data.pool, read_families(published))
     records = [
         {
             "claim": row.sentence,
@@ -228,6 +224,18 @@ def claims_of_board(data: ItemData, difference: str) -> list[Table]:
             "p, corrected": number(row.p_corrected),
             "remark": row.reason,
         }
-        for row in verdicts
+        for _, row in board_verdicts(data)
     ]
-    return [Table("Claims of the board, a frozen family apart from the claims of the papers", records)]
+    return (
+        [Table("Claims of the board, in frozen families apart from the claims of the papers", records)]
+        if records
+        else []
+    )
+
+
+def board_verdicts(data: ItemData) -> list[tuple[Claim, ClaimResult]]:
+    """The claims of a board, each with its verdict; none if it has no claims."""
+    published = data.root / BOARDS / data.item.name
+    claims = {claim.id: claim for claim in read_claims(published)} if published.is_dir() else {}
+    verdicts = judge(list(claims.values()), {data.item.id: data.results}, data.pool, read_families(published))
+    return [(claims[row.claim_id], row) for row in verdicts]

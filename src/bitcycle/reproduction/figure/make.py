@@ -5,7 +5,7 @@ command that trains their runs.
 """
 
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import replace
 from pathlib import Path
 from pkgutil import resolve_name
@@ -26,8 +26,9 @@ from bitcycle.reproduction.analysis.collect import SUMMARY, curve_name
 from bitcycle.reproduction.analysis.contrast import Pool
 from bitcycle.reproduction.analysis.frozen import read_families
 from bitcycle.reproduction.analysis.items import PUBLISHED, SWEEP_FOLDER, Item, read_items
-from bitcycle.reproduction.analysis.verdict import judge, write_claims
+from bitcycle.reproduction.analysis.verdict import ClaimResult, judge, write_claims
 from bitcycle.reproduction.figure import plots
+from bitcycle.reproduction.figure.board import board_verdicts
 from bitcycle.reproduction.figure.data import ItemData, gather
 from bitcycle.reproduction.figure.page import Entry, Picture, write_pages
 from bitcycle.reproduction.figure.style import Drawing
@@ -54,8 +55,19 @@ def make_all(root: Path, target: Path, summary: Path) -> list[Entry]:
     shown = [row for row in claims if row.estimate is not None and (row.decided or row.leaning)]
     inputs = [vars(row) for row in shown]
     intervals = write_picture("claims", inputs, target / "pictures" / "claims", lambda: plots.forest(shown))
-    write_pages(target, entries, claims, intervals)
+    write_pages(target, entries, claims, intervals, restated(entries))
     return entries
+
+
+def restated(entries: Iterable[Entry]) -> dict[str, list[tuple[ClaimResult, Path]]]:
+    """Claim of a paper -> the verdicts on the claims of boards that test it in another regime and have runs, with the pages of
+    these boards."""
+    found: dict[str, list[tuple[ClaimResult, Path]]] = {}
+    for entry in entries:
+        for claim, row in board_verdicts(entry.data) if entry.data.item.paper == "board" else ():
+            for name in claim.restates if row.estimate is not None else ():
+                found.setdefault(name, []).append((row, entry.files[-1]))
+    return found
 
 
 def board_items(sweeps: Path) -> list[Item]:

@@ -3,7 +3,7 @@
 import os
 import re
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Optional
@@ -137,17 +137,28 @@ def details(row: ClaimResult) -> str:
 # Rendering
 
 
+Elsewhere = Mapping[str, Sequence[tuple[ClaimResult, Path]]]
+"""Claim of a paper -> verdicts on claims of boards that test it in another regime, with the pages of these boards."""
+
+
 def write_pages(
-    folder: Path, entries: Sequence[Entry], claims: Sequence[ClaimResult], forest: Picture | None = None
+    folder: Path,
+    entries: Sequence[Entry],
+    claims: Sequence[ClaimResult],
+    forest: Picture | None = None,
+    restated: Elsewhere | None = None,
 ) -> None:
     """Write index.html, README.md and the page of each item to a folder; `forest` is the plot of claim intervals."""
+    restated = restated or {}
     order = {name: place for place, name in enumerate(dict.fromkeys(row.claim_id for row in claims))}
-    rows = [claim_words(row) for row in sorted(claims, key=lambda row: (_state(row), order[row.claim_id]))]
+    ranked = sorted(claims, key=lambda row: (_state(row), order[row.claim_id]))
+    elsewhere = {name: [{**claim_words(row), "page": page} for row, page in found] for name, found in restated.items()}
+    rows = [{**claim_words(row), "elsewhere": elsewhere.get(row.claim_id, [])} for row in ranked]
     papers: dict[str, list[Entry]] = {}
     for entry in sorted(entries, key=lambda entry: entry.data.item.paper != "board"):
         papers.setdefault(entry.data.item.paper, []).append(entry)
     context = {
-        "summary": summary_of(entries, len(order)),
+        "summary": f"{summary_of(entries, len(order))} {decided_words(claims, restated)}",
         "notes": sorted(path.name for path in (folder / "notes").glob("*.md")),
         "claims": rows,
         "counts": sorted(Counter((row["verdict_words"], row["kind"]) for row in rows).items()),
@@ -164,7 +175,17 @@ def write_pages(
         (folder / name).write_text(templates.get_template(f"{name}.j2").render(context))
     for entry in entries:
         entry.files[-1].parent.mkdir(parents=True, exist_ok=True)
-        entry.files[-1].write_text(templates.get_template("item.md.j2").render(entry=entry, claims=rows))
+        page = environment(entry.files[-1].parent).get_template("item.md.j2")
+        entry.files[-1].write_text(page.render(entry=entry, claims=rows))
+
+
+def decided_words(claims: Sequence[ClaimResult], restated: Elsewhere) -> str:
+    """How many claims are decided or computed, and how many others are so on a board only, in one sentence."""
+    settled = (*DECIDED, COMPUTED)
+    own = {row.claim_id for row in claims if row.verdict in settled}
+    more = {name for name, found in restated.items() if any(row.verdict in settled for row, _ in found)} - own
+    words = f"{len(own)} of them are decided or computed"
+    return f"{words}, {len(more)} more in the regime of a board." if more else f"{words}."
 
 
 def summary_of(entries: Sequence[Entry], claims: int) -> str:

@@ -52,8 +52,6 @@ class TensorQuantizer(_Quantizer):
     """Whether negative inputs are clipped. A layer with negative inputs calls `accept_signed`."""
     fixed_range: tuple[float, float] | None = None
     """Fixed clipping limits of inputs; None if they depend on data or training."""
-    is_identity_at_float = False
-    """Whether at 0 bits it reads and changes nothing but x, an activation, not even an observed range: layers leave it out."""
 
     def __init__(self, compile: bool = False) -> None:
         super().__init__()
@@ -62,6 +60,10 @@ class TensorQuantizer(_Quantizer):
     def forward(self, x: Tensor, bits: Tensor) -> Tensor:
         """x quantized, with its gradient; by default that of the rounded x, straight through."""
         return straight_through(self.rounded, x, bits)
+
+    def at_float(self, x: Tensor) -> Tensor | None:
+        """The result of `forward` at 0 bits without its computations; None if they are needed, as by an observed range."""
+        return None
 
     def rounded(self, x: Tensor, bits: Tensor) -> Tensor:
         """x quantized. No gradient."""

@@ -53,6 +53,14 @@ def pact_gradients(gradient: Tensor, x: Tensor, alpha: Tensor, bits: Tensor) -> 
     return of_x, torch.where((bits > 0) & (x >= alpha), gradient, 0)
 
 
+def _unchanged(x: Tensor, alpha: Tensor) -> Tensor:
+    return x.detach()
+
+
+def _gradients_of_unchanged(gradient: Tensor, x: Tensor, alpha: Tensor) -> tuple[Tensor, Tensor]:
+    return gradient, torch.zeros_like(alpha)
+
+
 class PactActivation(TensorQuantizer):
     """PACT at a layer's input, with its trainable alpha (a scalar) and its penalty.
 
@@ -62,7 +70,6 @@ class PactActivation(TensorQuantizer):
 
     samples_are_independent = True
     non_negative = True
-    is_identity_at_float = True
 
     def __init__(self, compile: bool = False) -> None:
         super().__init__(compile)
@@ -75,6 +82,10 @@ class PactActivation(TensorQuantizer):
 
     def forward(self, x: Tensor, bits: Tensor) -> Tensor:
         return with_gradient(self._quantize, self._gradients, x, self.alpha, bits)
+
+    def at_float(self, x: Tensor) -> Tensor:
+        # alpha stays part of the graph, as data-parallel training and optimizers expect, with a gradient of zero
+        return with_gradient(_unchanged, _gradients_of_unchanged, x, self.alpha)
 
     def _quantize(self, x: Tensor, alpha: Tensor, bits: Tensor) -> Tensor:
         return self.on_elements(pact, x, alpha.detach().clamp_min(MINIMUM_ALPHA), bits)

@@ -73,11 +73,11 @@ class QuantizedLayer(QuantizedProduct):
         state = self.precision
         if self.input_gradient_quantizer is not None:
             x = self.input_gradient_quantizer(x, state.gradient_bits, state.step_key, key)
-        quantizer, is_float = self.activation_quantizer, encode_bits(state.precision.activation) == 0
         # a compiled graph serves all bits, so that it contains the quantizer
-        if not (is_float and quantizer.is_identity_at_float) or torch.compiler.is_compiling():
-            x = quantizer(x, state.activation_bits)
-        return x, self.quantized_weight()
+        is_float = encode_bits(state.precision.activation) == 0 and not torch.compiler.is_compiling()
+        left_out = self.activation_quantizer.at_float(x) if is_float else None
+        quantized = self.activation_quantizer(x, state.activation_bits) if left_out is None else left_out
+        return quantized, self.quantized_weight()
 
     def quantized_weight(self) -> Tensor:
         """The weight at the current bits."""

@@ -65,7 +65,8 @@ BOXES = [
 ]
 TASKS: dict[str, list[str]] = {
     "lstm": [*STREAMS, "model=lstm2", *RTH, *FEW],
-    "transformer": [*UNDROPPED, "quantizer=dorefa", *FEW],
+    # with seed 0, a value lies halfway between two levels, where the last digit of a sum decides: one thread or two differ
+    "transformer": [*UNDROPPED, "quantizer=dorefa", "seed=1", *FEW],
     "entailment": [*ENTAILMENT, *EXACT, "model.dropout=0", "training.batch_size=7", "dataset.test_samples=9", *FEW],
     "detection": [*BOXES, *FEW, "training.steps=3"],
 }

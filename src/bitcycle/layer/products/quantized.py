@@ -73,8 +73,8 @@ class QuantizedLayer(QuantizedProduct):
         state = self.precision
         if self.input_gradient_quantizer is not None:
             x = self.input_gradient_quantizer(x, state.gradient_bits, state.step_key, key)
-        # a compiled graph serves all bits, so that it contains the quantizer
-        is_float = encode_bits(state.precision.activation) == 0 and not torch.compiler.is_compiling()
+        # a compiled graph serves all bits: it contains the quantizer, and may not depend on their numbers
+        is_float = not torch.compiler.is_compiling() and encode_bits(state.precision.activation) == 0
         left_out = self.activation_quantizer.at_float(x) if is_float else None
         quantized = self.activation_quantizer(x, state.activation_bits) if left_out is None else left_out
         return quantized, self.quantized_weight()

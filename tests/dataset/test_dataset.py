@@ -108,6 +108,7 @@ def test_lossy_copies_of_cifar_are_told_apart(tmp_path, small_cifar):
     for split, labels in (("train", TRAIN_LABELS), ("test", TEST_LABELS)):
         write_parquet(tmp_path / "cifar10" / f"{split}-0.parquet", labels, kind="jpeg")
     assert Cifar(name="cifar10").remark(tmp_path) == "re-encoded as JPEG"
+    assert CifarSmall(name="cifar10_16").remark(tmp_path) == "", "a proxy anyway"
 
 
 def test_cifar_at_16_pixels_is_the_mean_of_cifar_over_2x2_pixels(tmp_path, small_cifar):

@@ -234,7 +234,7 @@ class Cifar(ImageDatasetOptions):
 
     def place(self, data_root: Path) -> Path | None:
         places = data_root / self.source, data_root / "uoft-cs" / self.source
-        official = (place for place in (*places, data_root) if (place / OFFICIAL[self.source]).is_dir())
+        official = filter(self._is_official, (*places, data_root))
         folders = (place for place in places[:1] if (place / "train").is_dir())
         return next(itertools.chain(official, filter(has_parquet, places), folders), None)
 
@@ -245,7 +245,7 @@ class Cifar(ImageDatasetOptions):
 
     def read(self, data_root: Path) -> Splits[Images]:
         place, hub = self.place(data_root), f"uoft-cs/{self.source}"
-        if place is not None and (place / OFFICIAL[self.source]).is_dir():
+        if place is not None and self._is_official(place):
             return self._checked(self._read_official(place), place)
         if place is not None and not has_parquet(place):
             return self._checked(Splits(*read_folders(place, 0.2)), place)
@@ -254,10 +254,16 @@ class Cifar(ImageDatasetOptions):
         return self._checked(Splits(*found), place or hub)
 
     def remark(self, data_root: Path) -> str:
-        """The official images are lossless."""
-        train = self.read(data_root).train
+        """Whether the images are JPEG: the official ones are lossless."""
+        place = self.place(data_root)
+        if place is not None and self._is_official(place):
+            return ""
+        train = self.read(data_root).train  # read before, and kept
         lossy = isinstance(train, EncodedImages) and train.encoded[0].read().startswith(JPEG)
         return "re-encoded as JPEG" if lossy else ""
+
+    def _is_official(self, folder: Path) -> bool:
+        return (folder / OFFICIAL[self.source]).is_dir()
 
     def _read_official(self, folder: Path) -> Splits[Images]:
         from torchvision.datasets import CIFAR10, CIFAR100
@@ -291,6 +297,9 @@ class CifarSmall(Cifar):
 
     def full_info(self, data_root: Path) -> DatasetInfo:
         return super().full_info(data_root)._replace(shape=ImageShape(3, 16, self.classes))
+
+    def remark(self, data_root: Path) -> str:
+        return ""  # no official data have these images
 
     def load(self, data_root: Path, seed: int) -> Splits[Images]:
         splits = super().load(data_root, seed)

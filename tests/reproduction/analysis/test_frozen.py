@@ -130,6 +130,16 @@ def test_a_family_is_tested_at_half_of_its_seeds_and_at_the_end():
     assert (old.verdict, old.n) == (NOT_TESTED, None)  # seen before the family was frozen
 
 
+def test_a_family_does_not_wait_for_seeds_at_another_scale():
+    """The first runs of a paper's setting made a closed family look untrained: 0 of 8 planned seeds, tested at none."""
+    mini, paper = (
+        Results(scale, tuple(cell(*values, schedule=name) for name, values in (("CR", ones), ("static", others))))
+        for scale, ones, others in (("mini", ONE, OTHER), ("paper", ONE[:1], OTHER[:1]))
+    )
+    (found,) = judge([HIGHER], {"x/y": replace(mini, others=(paper,))}, Pool([]), [family(HIGHER)])
+    assert (found.scale, found.n) == ("mini", 4)
+
+
 def test_a_margin_that_the_paper_has_no_number_for_is_called_ours():
     close = [cell(*values, schedule=name) for name, values in (("CR", (70.0, 73.1, 73.0, 70.1)), ("static", OTHER))]
     ours, printed = replace(HIGHER, predicate="at_least"), replace(HIGHER, predicate="at_least", margin=0.5)

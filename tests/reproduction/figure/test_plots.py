@@ -24,8 +24,8 @@ from tests.reproduction.figures_cases import CYCLIC, ITEMS, SMALL, STATIC, claim
 
 def test_the_same_trainings_are_one_panel():
     pair = (
-        made_up(45.0, **CYCLIC, model="resnet8", dataset="cifar10"),
-        made_up(46.0, **STATIC, model="resnet8", dataset="cifar10"),
+        made_up(45.0, **CYCLIC, model="resnet8", dataset="cifar10", scale="mini"),
+        made_up(46.0, **STATIC, model="resnet8", dataset="cifar10", scale="mini"),
     )
     networks = ("resnet74", "resnet152", "mobilenet_v2")
     data = data_of(

@@ -114,9 +114,7 @@ class Cell:
 
     @property
     def remark(self) -> str:
-        """How the data of our runs differ from the official ones, unless other data stand in for these."""
-        if self.actual("dataset") != self.setting("dataset"):
-            return ""
+        """How the data of our runs differ from the official ones, as recorded with them."""
         return next((run.row["remark"] for run in self.runs if run.row.get("remark")), "")
 
     @property
@@ -167,10 +165,20 @@ class Results:
         return tuple(cell for cell in self.cells if cell.runs)
 
     @property
+    def parts(self) -> "tuple[Results, ...]":
+        """These results, and those at paper scale if this is another and there are some."""
+        paper = self.at("paper")
+        return (self,) if paper is None or paper is self else (self, paper)
+
+    @property
     def shown(self) -> tuple[Cell, ...]:
-        """Cells with runs, and those with runs at paper scale if this is another."""
-        paper = self.at("paper") if self.scale != "paper" else None
-        return self.done + (paper.done if paper else ())
+        """The cells of `parts` with runs."""
+        return tuple(cell for part in self.parts for cell in part.done)
+
+    @property
+    def scales(self) -> str:
+        """The scales of `parts`, such as "mini and paper"."""
+        return " and ".join(part.scale or "" for part in self.parts)
 
     @property
     def runs(self) -> list[Run]:

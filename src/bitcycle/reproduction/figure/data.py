@@ -117,19 +117,20 @@ def our_network(cell: Cell) -> str:
 
 
 def panels_of(data: ItemData, split: str = "") -> list[Panel]:
-    """The cells with runs, grouped by scale, our network and data and the fact `split`; cells with the same runs are merged."""
-    groups: dict[tuple[str, str], tuple[dict[str, None], dict[frozenset[tuple[str, str]], Cell]]] = {}
+    """The cells with runs, grouped by our network and data, the fact `split`, and the scale if it is not that of most; cells with
+    the same runs are merged."""
+    groups: dict[str, tuple[dict[str, None], dict[frozenset[tuple[str, str]], Cell]]] = {}
     for cell in data.results.shown:
         extra = fact(cell, split) if split else ""
-        name = our_network(cell) + (extra and f", {extra}")
-        papers, cells = groups.setdefault((cell.runs[0].row["scale"], name), ({}, {}))
+        scale = cell.runs[0].row["scale"]
+        other = f"{scale} scale" if scale != data.results.scale else ""
+        name = ", ".join(filter(None, (our_network(cell), extra, other)))
+        papers, cells = groups.setdefault(name, ({}, {}))
         if cell.is_proxy:
             papers[panel_of(cell)] = None
         trainings = frozenset(run.training for run in cell.runs)
         cells.setdefault(trainings, Cell({}, cell.ours, cell.runs))
-    return [
-        Panel(name, tuple(papers), tuple(cells.values()), data.pool) for (_, name), (papers, cells) in groups.items()
-    ]
+    return [Panel(name, tuple(papers), tuple(cells.values()), data.pool) for name, (papers, cells) in groups.items()]
 
 
 def by_length(panel: Panel) -> list[Panel]:
@@ -183,11 +184,9 @@ def status_line(data: ItemData) -> str:
     results = data.results
     if not results.done:
         return f"no runs yet: {'; '.join(data.commands)}" if data.commands else ""
-    paper = results.at("paper") if results.scale != "paper" else None
     states = [
         f"{part.scale} scale, {part.trials}, {len(part.runs)} distinct trainings in {len(part.done)} of {len(part.cells)} cells"
-        for part in (results, paper)
-        if part is not None
+        for part in results.parts
     ]
     proxies = (panel for panel in panels_of(data) if panel.proxy_for)
     return ". ".join([*states, *(f"{panel.title} is a proxy for {'; '.join(panel.proxy_for)}" for panel in proxies)])

@@ -103,8 +103,8 @@ def draw_item(data: ItemData) -> Drawing | None:
     drawings = (resolve_name(f"{__package__}.{picture.pop('kind')}")(data, **picture) for picture in descriptions)
     drawing = next((drawing for drawing in drawings if drawing is not None), None)
     if drawing is not None:
-        proxy = ", proxy" if any(cell.is_proxy for cell in data.results.done) else ""
-        ours = f" ({data.results.scale} scale{proxy})" if data.results.done else ""
+        proxy = ", proxy" if any(cell.is_proxy for cell in data.results.shown) else ""
+        ours = f" ({data.results.scales} scale{proxy})" if data.results.done else ""
         text = f"{data.item.id}: {data.item.title}{ours or (' (published)' if data.results.cells else '')}"
         drawing.figure.suptitle(text, fontsize=min(10.0, drawing.figure.get_figwidth() * 118 / len(text)))
     return drawing

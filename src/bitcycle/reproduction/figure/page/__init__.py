@@ -192,8 +192,9 @@ def summary_of(entries: Sequence[Entry], claims: int) -> str:
     """Numbers of items, runs and claims, in one sentence."""
     entries = [entry for entry in entries if entry.data.item.paper in PAPERS]
     done = [entry.data.results for entry in entries if entry.data.results.done]
-    trainings = {(run.row["scale"], *run.training) for results in done for run in results.runs}
-    scales = sorted({str(results.scale) for results in done})
+    parts = [part for results in done for part in results.parts]
+    trainings = {(run.row["scale"], *run.training) for part in parts for run in part.runs}
+    scales = sorted({str(part.scale) for part in parts})
     words = f" ({', '.join(scales)} scale)" if scales else ""
     counts = f"{len(done)} with runs of ours{words}: {len(trainings)} distinct trainings. {claims} claims."
     return f"{len(entries)} figures, tables and listings, {counts}"

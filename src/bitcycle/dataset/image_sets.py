@@ -244,21 +244,30 @@ class Cifar(ImageDatasetOptions):
         return missing(name, data_root, put, " dataset=digits needs no download.")
 
     def read(self, data_root: Path) -> Splits[Images]:
-        place, hub = self.place(data_root), f"uoft-cs/{self.source}"
+        place = self.place(data_root)
+        if place is None or (has_parquet(place) and not self._is_official(place)):
+            where = place or self._hub
+            logger.info("reading the images of %s from the cache of datasets or from the hub", where)
+        return self._stored(place, data_root)
+
+    @property
+    def _hub(self) -> str:
+        return f"uoft-cs/{self.source}"
+
+    def _stored(self, place: Path | None, data_root: Path) -> Splits[Images]:
         if place is not None and self._is_official(place):
             return self._checked(self._read_official(place), place)
         if place is not None and not has_parquet(place):
             return self._checked(Splits(*read_folders(place, 0.2)), place)
-        logger.info("reading the images of %s from the cache of datasets or from the hub", place or hub)
-        found = read_hub_images(place or hub, str(self.absent(data_root)), test_split="test")
-        return self._checked(Splits(*found), place or hub)
+        found = read_hub_images(place or self._hub, str(self.absent(data_root)), test_split="test")
+        return self._checked(Splits(*found), place or self._hub)
 
     def remark(self, data_root: Path) -> str:
         """Whether the images are JPEG: the official ones are lossless."""
         place = self.place(data_root)
         if place is not None and self._is_official(place):
             return ""
-        train = self.read(data_root).train  # read before, and kept
+        train = self._stored(place, data_root).train  # read before, and kept
         lossy = isinstance(train, EncodedImages) and train.encoded[0].read().startswith(JPEG)
         return "re-encoded as JPEG" if lossy else ""
 

@@ -165,9 +165,8 @@ def _write_beginning(trainer: Trainer) -> None:
     data = plan.config.dataset
     environment["remark"] = data.remark(plan.config.data_folder)
     if environment["remark"]:
-        logger.warning(
-            "%s: %s, so that results are not comparable with published ones", data.name, environment["remark"]
-        )
+        message = "the data of %s are %s: for results comparable with published ones, use the official files"
+        logger.warning(message, data.name, environment["remark"])
     if trainer.step:
         _warn_of_other_machine(read_object(folder.environment), environment)
         logger.info("resuming after step %d of %d: %s", trainer.step, plan.total_steps, folder.path)

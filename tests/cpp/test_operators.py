@@ -9,8 +9,8 @@ import torch
 from torch import Tensor, nn
 
 from bitcycle.cpp.extension import operators
-from bitcycle.cpp.operators import AFFINE, BLOCK, cpp_operators
-from bitcycle.quantizer import Mx, Nvfp4
+from bitcycle.cpp.operators import AFFINE, BLOCK, MULTIBIT, cpp_operators
+from bitcycle.quantizer import Multibit, Mx, Nvfp4
 from bitcycle.quantizer.hadamard import Rotation
 from bitcycle.quantizer.sbm import SbmActivation, SbmRows, SbmWeight
 from bitcycle.quantizer.sbm_gradient import SbmGradient
@@ -158,7 +158,18 @@ def test_blocks_along_any_dimension(options, bits, threads, key):
 
 def rotated_tensors() -> list[Tensor]:
     """Whole tiles, tails of a tile, one row, parts of vectors, and tensors that are not contiguous."""
-    shapes = [(128, 80), (130, 67), (70, 1), (3, 1000), (2, 65, 130), (64, 32, 3, 3), (1, 64), (16, 5)]
+    shapes = [
+        (128, 80),
+        (130, 67),
+        (70, 1),
+        (3, 1000),
+        (2, 65, 130),
+        (64, 32, 3, 3),
+        (1, 64),
+        (16, 5),
+        (128, 7),
+        (96, 11),
+    ]
     found = [torch.randn(shape) for shape in shapes]
     return [*found, torch.randn(100, 200).t(), *(x for x in block_tensors() if x.dim() < 4)]
 
@@ -192,3 +203,25 @@ def test_squares_of_weights(options, bits, threads):
                 arguments = (torch.tensor(bits), (0, 1), groups)
                 found, expected = (quantizer.in_squares(weight, *arguments) for quantizer in (native, eager))
                 assert_same_with_signs(found, expected)
+
+
+@pytest.mark.skipif(operators(MULTIBIT) is None, reason="no compiler")
+@pytest.mark.parametrize("threads", [1, 2], indirect=True)
+@pytest.mark.parametrize("bits", [0, 1, 2, 3, 4])
+def test_sums_of_sign_vectors(bits, threads):
+    """But for the rounding of the least squares, which decides no sign here: signs of zero and of one element, constant vectors,
+    whose sign vectors are all the same, and vectors shorter than there are bits."""
+    few = [
+        torch.randn(5, 1),
+        torch.randn(4, 3),
+        torch.randn(3000, 7),
+        1e-30 * torch.randn(3, 40),
+        torch.tensor([[0.0, -0.0, 1.0]]),
+    ]
+    eager, native = (Multibit().activation(compile) for compile in (False, True))
+    for x in [*tensors(), *few]:
+        for found, expected in zip(
+            trained(native, x, torch.tensor(bits)), trained(eager, x, torch.tensor(bits)), strict=True
+        ):
+            torch.testing.assert_close(found, expected, rtol=1e-6, atol=0, equal_nan=True)
+            assert found.shape == x.shape

@@ -1,8 +1,9 @@
-"""Quantizers as C++ operators for float32 tensors on a CPU, bitwise identical to their Python functions.
+"""Quantizers as C++ operators for float32 tensors on a CPU, bitwise identical to their Python functions unless stated.
 
 affine.cpp    affine.py: one operator quantizes a tensor, updates the observer and is one autograd node, instead of a dozen
               PyTorch operators or a compiled kernel with Python overhead; relu.h and batch_norm.h what is between quantizers
 block.cpp     block.py with mx.py and nvfp4.py: without the copies into and out of blocks
+multibit.cpp  multibit.py: a vector at a time; equal but for the rounding of least squares in float64
 """
 
 from enum import IntEnum
@@ -15,7 +16,9 @@ from torch import Tensor
 from bitcycle import distributed
 from bitcycle.cpp.extension import operators
 
-AFFINE, BLOCK, CODES = (Path(__file__).parent / name for name in ("affine.cpp", "block.cpp", "codes/product.cpp"))
+AFFINE, BLOCK, MULTIBIT, CODES = (
+    Path(__file__).parent / name for name in ("affine.cpp", "block.cpp", "multibit.cpp", "codes/product.cpp")
+)
 PLAIN = (Tensor, torch.nn.Parameter)
 """Types of tensors that are no subclasses with operations of their own."""
 

@@ -14,7 +14,7 @@ import torch
 
 from bitcycle.cache import cache_folder
 from bitcycle.cpp.extension import load
-from bitcycle.cpp.operators import AFFINE, BLOCK
+from bitcycle.cpp.operators import AFFINE, BLOCK, MULTIBIT
 from bitcycle.device import choose_device, device_name
 from bitcycle.doctor.finding import PROBLEM, WARNING, Finding, amount
 from bitcycle.errors import RunError
@@ -121,7 +121,7 @@ def compiler_finding() -> Finding:
     return Finding("compiler", f"no C++ operators: {failures[AFFINE.name]}", WARNING, remedy, values)
 
 
-SOURCES: dict[Path, tuple[str, ...]] = {support.SOURCE: support.INSTRUCTIONS, AFFINE: (), BLOCK: ()}
+SOURCES: dict[Path, tuple[str, ...]] = {support.SOURCE: support.INSTRUCTIONS, AFFINE: (), BLOCK: (), MULTIBIT: ()}
 """C++ file -> the instructions that it needs; the one that takes longest to compile comes first."""
 
 

@@ -149,7 +149,7 @@ class Blocks(Formatted):
         if not x.numel():
             return x
         native = cpp_operators(x, self.compile_kernel, OPERATORS)
-        if rotation is not None and not (native is not None and rotation.has_operator(x)):
+        if rotation is not None and not (native is not None and rotation.has_operator(x, dim)):
             x, rotation = rotation(x, dim, groups), None
         if native is not None:
             headroom = HEADROOM if self.headroom else 1.0

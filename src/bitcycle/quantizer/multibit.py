@@ -18,6 +18,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from bitcycle.cpp.operators import MULTIBIT, cpp_operators
 from bitcycle.device import widest_float
 from bitcycle.quantizer.base import QuantizerOptions, TensorQuantizer
 from bitcycle.quantizer.layout import computable, rows, unflat
@@ -52,7 +53,7 @@ def _least_squares(vectors: Tensor, codes: Tensor) -> Tensor:
     """a that minimises |w - B a|^2 in each row; 0 for columns of zeros."""
     n, wide = vectors.shape[1], widest_float(vectors.device)
     products = (codes.mT @ codes).to(wide) / n  # integers, exact in float32
-    values = (codes.mT @ vectors.unsqueeze(2)).to(wide) / n
+    values = codes.mT.to(wide) @ vectors.unsqueeze(2).to(wide) / n
     is_used = products.diagonal(dim1=1, dim2=2) > 0
     diagonal = torch.where(is_used, max(RIDGE, 10 * torch.finfo(wide).eps), 1.0)
     # The _ex variant does not synchronise with the device to report singular systems, which cannot occur.
@@ -66,7 +67,10 @@ class MultibitWeight(TensorQuantizer):
     def rounded(self, x: Tensor, bits: Tensor) -> Tensor:
         # autocast, which the meta device lacks, would round the sums of least squares
         with nullcontext() if x.is_meta else torch.autocast(x.device.type, enabled=False):
-            return unflat(reconstruct(self._vectors(x), bits), like=x)
+            vectors = self._vectors(x)
+            native = cpp_operators(vectors, self.compile_kernel, MULTIBIT)
+            found = native.reconstruct_sign_vectors(vectors, bits, RIDGE) if native else reconstruct(vectors, bits)
+            return unflat(found, like=x)
 
     def _vectors(self, x: Tensor) -> Tensor:
         return rows(x)
@@ -93,7 +97,7 @@ class Multibit(QuantizerOptions):
         return range(1, MAXIMUM_BITS + 1) if role != "gradient" else range(0)
 
     def weight(self, compile: bool) -> MultibitWeight:
-        return MultibitWeight()
+        return MultibitWeight(compile)
 
     def activation(self, compile: bool, signed: bool = False) -> MultibitActivation:
-        return MultibitActivation()
+        return MultibitActivation(compile)

@@ -6,8 +6,8 @@ import torch
 
 from bitcycle import distributed
 from bitcycle.cpp.extension import is_compiled, operators
-from bitcycle.cpp.operators import AFFINE, BLOCK
-from bitcycle.quantizer import Mx, NoQuantizer, Nvfp4, QuantizerOptions, Sbm, compiler_works
+from bitcycle.cpp.operators import AFFINE, BLOCK, MULTIBIT
+from bitcycle.quantizer import Multibit, Mx, NoQuantizer, Nvfp4, QuantizerOptions, Sbm, compiler_works
 from bitcycle.training.plan import Plan
 
 COMPILATION_PAYS_ABOVE = 1e9
@@ -42,4 +42,5 @@ def _operators(plan: Plan, device: torch.device) -> Path | None:
 
 def operators_of(options: QuantizerOptions) -> Path | None:
     """The source file of a quantizer's C++ operators; None if it has none."""
-    return AFFINE if isinstance(options, Sbm) else BLOCK if isinstance(options, (Mx, Nvfp4)) else None
+    sources = ((Sbm, AFFINE), ((Mx, Nvfp4), BLOCK), (Multibit, MULTIBIT))
+    return next((source for kinds, source in sources if isinstance(options, kinds)), None)

@@ -108,6 +108,14 @@ def test_freezing(tmp_path, capsys):
         with pytest.raises(SettingError, match=message):
             frozen.main([*words, *common])
         (tmp_path / "published/families/two.yaml").unlink(missing_ok=True)
+    own = ["--seeds", "cpt/fig1-c1=2000", "--first-seed", "60"]
+    assert frozen.main(["three", "cpt/fig1-c1", "cpt/table5-c2", *common, *own]) == 0
+    assert read_families(tmp_path / "published")[1].seeds == {
+        "cpt/fig1-c1": range(60, 2060),
+        "cpt/table5-c2": range(60, 66),
+    }
+    with pytest.raises(SettingError, match="there is no number for cpt/fig5-c1"):
+        frozen.main(["four", "cpt/fig5-c1", *common[2:], *own])
 
 
 def test_a_family_is_tested_at_half_of_its_seeds_and_at_the_end():

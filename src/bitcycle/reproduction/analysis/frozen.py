@@ -198,7 +198,8 @@ def main(words: Sequence[str] | None = None) -> int:
     parser = parser_of("freeze", __doc__)
     parser.add_argument("name", help="name of the family")
     parser.add_argument("claims", nargs="+", help="PAPER/ITEM-cN")
-    parser.add_argument("--seeds", type=int, required=True, help="planned number of seeds")
+    text = "planned number of seeds of all claims, or of one"
+    parser.add_argument("--seeds", type=_value, action="append", required=True, metavar="[CLAIM=]NUMBER", help=text)
     parser.add_argument("--first-seed", type=int, default=0, help="the first of them; default: 0")
     text = "deviation of a claim's contrast between seeds, measured on other runs; default: that of its earlier runs"
     parser.add_argument("--deviation", type=_value, action="append", default=[], metavar="CLAIM=VALUE", help=text)
@@ -213,12 +214,15 @@ def main(words: Sequence[str] | None = None) -> int:
     known = {claim.id: claim for claim in read_claims(given.published)}
     rows = read_csv(given.published.parent / "summary" / "claims.csv", missing_ok=True)
     measured = {row["claim_id"]: row for row in reversed(rows) if row["deviation"]}
-    seeds = range(given.first_seed, given.first_seed + given.seeds)
+    planned = dict(given.seeds)
     deviations, powers, entries = dict(given.deviation), dict(given.power), {}
     for name in given.claims:
         if name not in known:
             raise SettingError("claim", name, "there is no such claim", nearest(name, known))
-        row = measured.get(name, {})
+        count = planned.get(name, planned.get(""))
+        if count is None:
+            raise SettingError("seeds", sorted(planned), f"there is no number for {name}", "add --seeds NUMBER")
+        seeds, row = range(given.first_seed, given.first_seed + int(count)), measured.get(name, {})
         entries[name] = entry_of(known[name], seeds, row, deviations.get(name), powers.get(name))
     print(freeze(path, entries))
     return EXIT_DONE

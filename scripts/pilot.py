@@ -30,8 +30,9 @@ def row_of(folder: Path) -> dict[str, Any] | None:
     last = training[-2:]
     found = read_object(folder / "summary.json").get("found", {})
     rate = ""
-    if config.model.name == "llama":
-        rate = f" of {config.model.layers} layers at rate {config.training.learning_rate.initial:g}"
+    if config.model.name in ("llama", "lstm", "lstm2"):
+        layers = f" of {config.model.layers} layers" * (config.model.name == "llama")
+        rate = f"{layers} at rate {config.training.learning_rate.initial:g}"
     return {
         "network": config.model.name + rate,
         "width": config.model.get("width", config.model.get("hidden", 16)),

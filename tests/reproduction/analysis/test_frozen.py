@@ -66,6 +66,14 @@ def test_a_changed_test_is_not_decided_and_not_trained(tmp_path, monkeypatch):
         check_frozen([], [home])
 
 
+def test_new_seeds_in_a_family_of_its_own_decide_an_amended_claim():
+    amended = replace(HIGHER, amended="24 November 2026: another margin")
+    (found,) = judge([amended], {"x/y": Results("mini", PAIR)}, Pool([]), [])
+    assert (found.verdict, found.decided) == (EXPLORATORY, False)
+    (found,) = judge([amended], {"x/y": Results("mini", PAIR)}, Pool([]), [family(amended)])
+    assert (found.verdict, found.family) == (SUPPORTED, "f") and "new seeds" in found.reason
+
+
 def test_a_campaign_refuses_a_test_that_was_changed(tmp_path, capsys):
     for name in ("results/published", "sweeps", "conf"):
         shutil.copytree(ROOT / name, tmp_path / name, ignore=shutil.ignore_patterns("families"))

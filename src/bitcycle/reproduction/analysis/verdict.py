@@ -145,9 +145,14 @@ def _joined(*words: str) -> str:
 
 
 def _explore(claim: Claim, row: ClaimResult, family: Family | None) -> None:
-    """A test that was changed after a result, or differs from the frozen one, decides nothing and is not in a family."""
+    """A test that was changed after a result decides nothing until it is frozen, and the new seeds of its family are trained; one
+    that differs from the frozen one decides nothing."""
     row.family = "" if family is None else family.name
-    changed = "it differs from the frozen one" if family is not None and differs(claim, family) else claim.amended
+    changed = claim.amended
+    if family is not None:
+        changed = "it differs from the frozen one" if differs(claim, family) else ""
+        if claim.amended and not changed and row.p_raw is not None:
+            row.reason = _joined(row.reason, f"tested on new seeds, as its test was changed: {claim.amended}")
     if changed and row.verdict == UNDECIDED and row.p_raw is not None:
         row.verdict = EXPLORATORY
         row.reason = _joined(f"test changed: {changed}", row.reason)

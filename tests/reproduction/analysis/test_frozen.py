@@ -72,6 +72,10 @@ def test_new_seeds_in_a_family_of_its_own_decide_an_amended_claim():
     assert (found.verdict, found.decided) == (EXPLORATORY, False)
     (found,) = judge([amended], {"x/y": Results("mini", PAIR)}, Pool([]), [family(amended)])
     assert (found.verdict, found.family) == (SUPPORTED, "f") and "new seeds" in found.reason
+    later = replace(family(amended), seeds={"x/y-c1": range(60, 64)})
+    (found,) = judge([amended], {"x/y": Results("mini", PAIR)}, Pool([]), [later])
+    assert (found.verdict, found.leaning, found.decided) == (EXPLORATORY, SUPPORTED, False)
+    assert "0 of 4 planned seeds are trained" in found.reason
 
 
 def test_a_campaign_refuses_a_test_that_was_changed(tmp_path, capsys):

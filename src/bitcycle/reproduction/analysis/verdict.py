@@ -151,7 +151,7 @@ def _explore(claim: Claim, row: ClaimResult, family: Family | None) -> None:
     changed = claim.amended
     if family is not None:
         changed = "it differs from the frozen one" if differs(claim, family) else ""
-        if claim.amended and not changed and row.p_raw is not None:
+        if claim.amended and not changed and row.verdict == UNDECIDED and row.p_raw is not None:
             row.reason = _joined(row.reason, f"tested on new seeds, as its test was changed: {claim.amended}")
     if changed and row.verdict == UNDECIDED and row.p_raw is not None:
         row.verdict = EXPLORATORY
@@ -187,11 +187,14 @@ def _judge_at(
     every = select([cell for one in at_scale if one is not None for cell in one.cells], claim.where)
     if not any(cell.runs for cell in every):
         return None
-    planned = ""
+    planned, earlier = "", ""
     if home is not None:
-        every, planned = due(claim, every, home)
-        if not any(cell.runs for cell in every):
-            return replace(_empty(claim), scale=scale, reason=f"{planned}."), None
+        own, planned = due(claim, every, home)
+        if not any(cell.runs for cell in own):
+            earlier = claim.amended
+            if not earlier:
+                return replace(_empty(claim), scale=scale, reason=f"{planned}."), None
+        every = every if earlier else own
     cells, excluded = preconditions.counting(claim, every, pool)
     parts = claim.parts
     found = [evaluate(part, cells, pool) for part in parts]
@@ -221,6 +224,8 @@ def _judge_at(
         _test(row, parts, found)
         margin = "the margin is ours, the paper prints none" if claim.assumed_margin else ""
         row.reason = _joined(row.reason, preconditions.left_out(every, cells), planned, margin)
+        if earlier:  # until the first look at new seeds
+            row.verdict, row.reason = EXPLORATORY, _joined(f"test changed: {earlier}", row.reason)
         if home is None and row.power is not None and row.power < LEAST_POWER:
             row.verdict, row.leaning = NOT_TESTED, ""
             row.seeds_needed = _seeds_needed(claim, first, 1)

@@ -365,3 +365,13 @@ def test_verdicts_are_read_as_they_were_written(tmp_path):
     ]
     write_claims(found, tmp_path / "x" / "claims.csv")
     assert read_claim_results(tmp_path / "x" / "claims.csv") == found
+
+
+def test_an_epoch_of_a_text_is_one_pass_through_its_words():
+    """A GRU that read 105,000 words 21 times was said to have trained for 1.07 epochs."""
+    (run,) = cell(70.0, steps=5600).runs
+    run.row["train_samples"] = "105000"
+    run.settings["training"] = {"batch_size": 20}
+    assert run.epochs == pytest.approx(5600 * 20 / 105_000)
+    run.settings["task"] = {"name": "language_modelling", "sequence_length": 20}
+    assert run.epochs == pytest.approx(5600 * 20 * 20 / 105_000)

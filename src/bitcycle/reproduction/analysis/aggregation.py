@@ -64,9 +64,11 @@ class Run:
 
     @property
     def epochs(self) -> float:
-        """Length in epochs; 0 if the number of samples is not recorded."""
+        """Length in epochs; 0 if the number of samples is not recorded. The samples of a text are its words, and each element of a
+        batch has several."""
         samples, batch = self.number("train_samples"), self.setting("training.batch_size")
-        return float(self.row["total_steps"]) * batch / samples if samples and batch else 0.0
+        words = self.setting("task.sequence_length") or 1
+        return float(self.row["total_steps"]) * batch * words / samples if samples and batch else 0.0
 
     @property
     def training(self) -> tuple[str, str]:

@@ -64,8 +64,8 @@ class Run:
 
     @property
     def epochs(self) -> float:
-        """Length in epochs; 0 if the number of samples is not recorded. The samples of a text are its words, and each element of a
-        batch has several."""
+        """Length in epochs; 0 if the number of samples is not recorded. The samples of a text are its words, and an element of
+        a batch has several."""
         samples, batch = self.number("train_samples"), self.setting("training.batch_size")
         words = self.setting("task.sequence_length") or 1
         return float(self.row["total_steps"]) * batch * words / samples if samples and batch else 0.0

@@ -19,7 +19,7 @@ from bitcycle.reproduction.analysis.claims import read_claims
 from bitcycle.reproduction.analysis.contrast import Pool
 from bitcycle.reproduction.analysis.frozen import WORDING, Family, check_frozen, fingerprint, read_families
 from bitcycle.reproduction.analysis.items import BOARDS
-from bitcycle.reproduction.analysis.verdict import EXPLORATORY, NOT_TESTED, SUPPORTED, ClaimResult, judge
+from bitcycle.reproduction.analysis.verdict import EXPLORATORY, NO_TEST, NOT_TESTED, SUPPORTED, ClaimResult, judge
 from bitcycle.settings import SettingError
 from tests.conftest import ROOT
 from tests.reproduction.claims_cases import HIGHER, ONE, OTHER, PAIR, PUBLISHED, cell, verdict
@@ -158,6 +158,16 @@ def test_a_family_does_not_wait_for_seeds_at_another_scale():
     )
     (found,) = judge([HIGHER], {"x/y": replace(mini, others=(paper,))}, Pool([]), [family(HIGHER)])
     assert (found.scale, found.n) == ("mini", 4)
+
+
+def test_the_first_runs_at_a_scale_do_not_count_a_claim_twice():
+    """partial/fig1-c2 was counted as "no test" besides, when one of 24 cells had a run at paper scale."""
+    networks = {"resnet74": ONE[:1], "resnet38": (), "resnet110": ()}
+    few = [cell(*values, schedule=name, model=model) for model, values in networks.items() for name in ("CR", "static")]
+    mini = Results("mini", PAIR)
+    assert [row.verdict for row in judge([HIGHER], {"x/y": Results("paper", tuple(few))}, Pool([]))] == [NO_TEST]
+    rows = judge([HIGHER], {"x/y": replace(mini, others=(Results("paper", tuple(few)),))}, Pool([]))
+    assert [(row.scale, row.verdict) for row in rows] == [("mini", SUPPORTED)]
 
 
 def test_a_margin_that_the_paper_has_no_number_for_is_called_ours():

@@ -119,6 +119,8 @@ def judge(
         found = [one for scale in scales if (one := _judge_at(claim, scale, results, pool, home)) is not None]
         if home is not None:  # it is trained at one scale: runs at another are no test of it that waits
             found = [one for one in found if one[1] is not None] or found[-1:]
+        if len(found) > 1:  # the first runs at a scale do not make a second row that tests nothing
+            found = [one for one in found if one[0].verdict != NO_TEST] or found[-1:]
         judged += [(claim, *one) for one in found or [(_without_runs(claim, results), None)]]
     for claim, row, _ in judged:
         _explore(claim, row, family_of(claim, families))

@@ -74,6 +74,8 @@ def test_a_run_goes_through_its_phases(digits, monkeypatch):
     assert 0.1 * 20 < phases[1]["rate_factor"] < 0.1 * 90  # alpha D_2 / D_8
     assert [phase["from_step"] for phase in summary["phases"]] == [phase["from_step"] for phase in phases]
     assert summary["phases"][-1]["final"] == summary["final"]
+    assert all(r["test_accuracy_at_q_max"] == r["test_accuracy"] for r in evaluations)  # the phase's bits, no others
+    assert " at q_max" not in summary_report(summary, plan.schedule.reference)[0]
     assert summary["best"] == max(r["test_accuracy"] for r in evaluations if r["step"] > 48)
     begun_from = {phase["from_step"] for phase in phases[1:]}  # analyses ask for these networks, and for no others
     assert {path.name for path in plan.folder.path.glob("checkpoint/candidate-*")} == {

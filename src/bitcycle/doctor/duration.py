@@ -104,8 +104,9 @@ def _affordable(plan: Plan, device: torch.device) -> Plan:
 def _evaluation(trainer: Trainer, step: float) -> float:
     """Seconds of an evaluation: at the bits of the step and, if it differs, at q_max."""
     plan = trainer.plan
-    constant = plan.schedule.fixed and [bits for bits, _ in plan.schedule.run_lengths] == [plan.schedule.reference]
-    passes = FORWARD_SHARE * (1 if constant else 2)
+    schedule = plan.schedule
+    once = schedule.fixed and all(bits == schedule.highest(bits) for bits, _ in schedule.run_lengths)
+    passes = FORWARD_SHARE * (1 if once else 2)
     batches = 1.0 if plan.epoch.steps == 1 else plan.info.test_samples / plan.epoch.samples_per_step
     estimated = passes * batches * step
     if estimated > MEASURED_EVALUATION:

@@ -78,7 +78,8 @@ def draw_training(axes: Axes, curve: Curve, unit: str) -> None:
     """Draw the training loss, and the main metric at the current bits and at q_max."""
     shown, tests, training = curve["metric"].replace("_", " "), curve["evaluations"], curve["training"]
     axes.plot(tests["step"], tests["value"], "o-", ms=3, color=ACCURACY, label=f"{shown}, bits of the step")
-    axes.plot(tests["step"], tests["at_q_max"], ":", color=ACCURACY, label=f"{shown} at q_max")
+    if tests["at_q_max"] != tests["value"]:
+        axes.plot(tests["step"], tests["at_q_max"], ":", color=ACCURACY, label=f"{shown} at q_max")
     axes.set(xlabel="optimizer step", ylabel=f"{shown} ({unit})" if unit else shown)
     if "accuracy" in shown:
         axes.set_ylim(top=100)

@@ -209,6 +209,11 @@ class Schedule:
         """The phases of the run, in order and without gaps."""
         return self.options.phases(self.length)
 
+    def highest(self, current: Precision) -> Precision:
+        """The bits at which a network is evaluated besides those of its last step: q_max; after several phases its own, as the
+        weights of a phase fit no other bits."""
+        return current if len(self.phases) > 1 else self.reference
+
     @property
     def precisions(self) -> set[Precision]:
         """All precisions that a step can have."""

@@ -209,10 +209,11 @@ class Trainer:
 
     def evaluate(self, bar: ProgressBar) -> None:
         """Evaluate at the precision of the last step (as the released code) and, if different, at q_max; update the best
-        evaluation."""
+        evaluation. A run in phases is evaluated at the bits of its phase alone."""
         self.check_finite()
-        current, highest = self.controller.precision, self.schedule.reference
+        current = self.controller.precision
         assert current is not None, "a step has been trained"
+        highest = self.schedule.highest(current)
         values = self.evaluate_at(current, self.task.evaluate)
         same = (current.weight, current.activation) == (highest.weight, highest.activation)
         same &= not self.controller.record.gates  # which choose their own precision
@@ -233,7 +234,8 @@ class Trainer:
         more = {**at_highest, **held_out, "precision": current, "cost": cost, **gates}
         self.metrics.write("evaluation", self.step, **values, **more)
         text = f"step {self.step}/{self.total_steps}  {self.task.metric} {value:.2f} at {current.weight} bits"
-        logger.info("%s  %s at q_max %.2f  best %.2f", text, self.task.metric, at_q_max, self.best.value)
+        text += "" if same else f"  {self.task.metric} at q_max {at_q_max:.2f}"
+        logger.info("%s  best %.2f", text, self.best.value)
         bar.update(self.step)
 
     def record_validation(self, validation: dict[str, float]) -> dict[str, float]:

@@ -92,9 +92,10 @@ def summary_report(summary: dict[str, Any], reference: Precision) -> list[str]:
     """The result of a run in a few lines."""
     total, to_best = summary["cost"]["total"], summary["cost"]["to_best"]
     metric, static = summary["metric"], "/".join(map(str, reference))
+    at_q_max = "" if "phases" in summary else f", at q_max {summary['at_q_max']['final']:.2f}"
     lines = [
-        f"{metric}: final {summary['final']:.2f}, best {summary['best']:.2f} at step {summary['best_step']}, "
-        f"at q_max {summary['at_q_max']['final']:.2f} (n = 1, scale {summary['scale']})",
+        f"{metric}: final {summary['final']:.2f}, best {summary['best']:.2f} at step {summary['best_step']}"
+        f"{at_q_max} (n = 1, scale {summary['scale']})",
         f"cost: {total['gbitops']:.4g} GBitOps, {saving(total['relative_to_static'], static)}; "
         f"up to the best {to_best['gbitops']:.4g} GBitOps",
     ]

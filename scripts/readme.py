@@ -239,6 +239,17 @@ EXPERIMENTS: dict[str, tuple[Sequence[str], Settings, dict[str, Settings]]] = {
         )
         for steps in (1024, 2048)
     },
+    **{
+        f"Transformer, PFQ {steps:,}": (
+            ("Transformer", "perplexity", "difference to static 8 bits"),
+            WORDS | SBM | {"model": {"name": "transformer"}, "training": {"steps": steps}},
+            {
+                f"static 8 bits, gradients 16, {steps:,} steps": _schedule("static", q_max=8, gradient=16),
+                f"PFQ, {steps:,} steps": _schedule("pfq", stages=[3, 4, 6, 8], gradient_stages=[6, 8, 12, 16]),
+            },
+        )
+        for steps in (1024, 2048)
+    },
     "speech activations": (
         ("CTC LSTM", "CER", "difference to float"),
         {"dataset": {"name": "fsdd"}, "model": {"name": "speech_lstm_small"}, "training": {"steps": 2500}},

@@ -8,7 +8,14 @@ from pathlib import Path
 
 from bitcycle.files import markdown_table, read_csv
 from bitcycle.reproduction.analysis import history
-from bitcycle.reproduction.analysis.verdict import COMPUTED, NO_TEST, NOT_TESTED, ClaimResult, read_claim_results
+from bitcycle.reproduction.analysis.verdict import (
+    COMPUTED,
+    NO_TEST,
+    NOT_TESTED,
+    UNDECIDED,
+    ClaimResult,
+    read_claim_results,
+)
 
 CLAIMS = Path(__file__).parent.parent / "results" / "summary" / "claims.csv"
 HISTORY = CLAIMS.with_name("claims_history.csv")
@@ -69,6 +76,12 @@ def untested_table() -> str:
     rows = [row for row in read_claim_results(CLAIMS) if row.verdict == NO_TEST]
     lines = [(f"{row.claim_id}: {row.sentence}", row.reason, row.scope) for row in rows]
     return markdown_table(("claim", "reason for no test", "scope"), lines) if rows else "None."
+
+
+def excluded_list() -> str:
+    """Undecided claims whose interval excludes an effect as large as the published one."""
+    rows = [row for row in read_claim_results(CLAIMS) if row.verdict == UNDECIDED and row.published_inside is False]
+    return "\n".join(f"- {row.claim_id}: {row.sentence}" for row in rows) or "None."
 
 
 def judged_anew() -> str:

@@ -31,6 +31,7 @@ from board import board, board_list, gains_table, recipes_board
 from claim_tables import (
     claims_table,
     decided_list,
+    excluded_list,
     history_list,
     judged_anew,
     untested_table,
@@ -440,6 +441,7 @@ GENERATED: dict[str, Callable[[], str]] = {
     "doctor": doctor_table,
     "tested": claims_table,
     "untested": untested_table,
+    "excluded": excluded_list,
     "decided": decided_list,
     "judged anew": judged_anew,
     "withdrawn": withdrawn_line,
@@ -468,6 +470,7 @@ DOCUMENTS = {
         "decided",
         "tested",
         "untested",
+        "excluded",
         *EXPERIMENTS,
     ),
 }

@@ -24,7 +24,7 @@ from bitcycle.quantizer.block import SCALE_BITS
 from bitcycle.quantizer.mx import BLOCK, FORMATS
 from bitcycle.reproduction.analysis.aggregation import read_runs
 from bitcycle.reproduction.analysis.claim_functions import relative_cost
-from bitcycle.reproduction.analysis.collect import SUMMARY
+from bitcycle.reproduction.analysis.collect import CURVES, SUMMARY, read_curve
 from bitcycle.reproduction.analysis.labels import savings_group
 from bitcycle.schedule import SCHEDULES, SUITE, Static, schedule
 from board import board, board_list, gains_table, recipes_board
@@ -230,6 +230,20 @@ EXPERIMENTS: dict[str, tuple[Sequence[str], Settings, dict[str, Settings]]] = {
         },
     ),
     **{
+        f"GRU, {cells} cells": (
+            (f"GRU, {cells} cells", "perplexity", "difference to its float phase"),
+            {
+                "dataset": {"vocabulary": 2000},
+                "model": {"name": "gru_hlhlp", "hidden": cells},
+                "quantizer": {"name": "uniform_l2", "activation_levels": "unit"},
+                "training": {"steps": 5600},
+                **_schedule("hlhlp", bits=[32, 2, 8, 2], activation_bits=[32, 2, 8, 2]),
+            },
+            {"float, the first phase": {"phase": {"number": 1}}, "2 bits, after four phases": {}},
+        )
+        for cells in (50, 100, 200)
+    },
+    **{
         f"Transformer {steps:,}": (
             ("Transformer", "perplexity", "difference to static 8 bits"),
             WORDS | SBM | {"model": {"name": "transformer"}, "training": {"steps": steps}},
@@ -270,7 +284,8 @@ EXPERIMENTS: dict[str, tuple[Sequence[str], Settings, dict[str, Settings]]] = {
         },
     ),
 }
-"""Part of a document -> columns, settings of all trainings, and what differs; the first arm is the reference."""
+"""Part of a document -> columns, settings of all trainings, and what differs; the first arm is the reference. `phase` is no
+setting but the phase at whose end the result is read."""
 
 
 def experiment(name: str) -> str:
@@ -281,15 +296,20 @@ def experiment(name: str) -> str:
     lines = []
     reference: dict[str, float] = {}
     for arm, own in arms.items():
-        wanted = {**common, **own}
+        wanted = {key: value for key, value in {**common, **own}.items() if key != "phase"}
         agreeing = [row for row, settings in rows if _agrees(settings, wanted)]
         if len({row["hash"] for row in agreeing}) > 1:
             sys.exit(f"experiment {name}, {arm}: runs of several settings agree; name what tells them apart")
-        found = {row["seed"]: float(row["final"]) for row in agreeing}
+        found = {row["seed"]: _result(row, own.get("phase", {})) for row in agreeing}
         difference = difference_in_words(found, reference) if reference and found else ""
         reference = reference or found
         lines += [(arm, mean_in_words([*found.values()]), difference)] if found else []
     return markdown_table(columns, lines)
+
+
+def _result(row: Mapping[str, str], phase: Mapping[str, int]) -> float:
+    curve = read_curve(ROOT / SUMMARY.parent / CURVES, row) if phase else {}
+    return float(curve["phases"][phase["number"] - 1]["final"] if phase else row["final"])
 
 
 def _agrees(settings: Mapping[str, Any], wanted: Mapping[str, Any]) -> bool:

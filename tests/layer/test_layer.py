@@ -301,11 +301,15 @@ def test_materializing_keeps_the_bits_or_is_refused():
         bitcycle.quantize_model(plain, float_layers=[]).to_empty(device="cpu")
 
 
-def test_float_layers_leave_out_pact_which_would_return_its_input(monkeypatch):
+UNIT = UniformL2(activation_levels="unit")
+
+
+@pytest.mark.parametrize("quantizer", ["pact_binary", "uniform_l2", UNIT, "ternary", "multibit"], ids=str)
+def test_float_inputs_leave_out_a_quantizer_that_would_return_them(quantizer, monkeypatch):
     torch.manual_seed(0)
-    layer = QuantizedConv2d(16, 16, 3, quantizer="pact_binary").to(memory_format=torch.channels_last)
+    layer = QuantizedConv2d(16, 16, 3, quantizer=quantizer).to(memory_format=torch.channels_last)
     x = torch.rand(2, 16, 6, 6).contiguous(memory_format=torch.channels_last).requires_grad_()
-    layer.precision.set(Precision(32, 32, 32))
+    layer.precision.set(Precision(32 if quantizer == "pact_binary" else 2, 32, 32))
     results = []
     for left_out in (False, True):
         with monkeypatch.context() as patch:
@@ -313,6 +317,6 @@ def test_float_layers_leave_out_pact_which_would_return_its_input(monkeypatch):
                 layer.activation_quantizer, *(("forward", None) if left_out else ("at_float", lambda x: None))
             )
             y = layer(x)
-        operands = x, layer.weight, layer.activation_quantizer.alpha
+        operands = x, layer.weight, *layer.activation_quantizer.parameters()
         results.append((y, *torch.autograd.grad(y.square().sum(), operands)))
     assert all(torch.equal(one, other) for one, other in zip(*results, strict=True))

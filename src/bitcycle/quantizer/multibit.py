@@ -81,6 +81,9 @@ class MultibitActivation(MultibitWeight):
 
     steps_are_independent = True
 
+    def at_float(self, x: Tensor) -> Tensor:
+        return x
+
     def _vectors(self, x: Tensor) -> Tensor:
         return rows(x) if x.dim() >= 4 else computable(x.reshape(-1, x.shape[-1]))
 

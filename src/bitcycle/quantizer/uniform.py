@@ -119,6 +119,9 @@ class UniformActivation(_StepKeeper):
     def forward(self, x: Tensor, bits: Tensor) -> Tensor:
         return with_gradient(self._quantize, self._gradient, x, self._step(bits), bits)
 
+    def at_float(self, x: Tensor) -> Tensor:
+        return x
+
     def _quantize(self, x: Tensor, step: Tensor, bits: Tensor) -> Tensor:
         return self.on_elements(quantize_symmetric if self.signed else quantize_unsigned, x, step.view(1), bits)
 
@@ -155,6 +158,9 @@ class UnitActivation(TensorQuantizer):
     def forward(self, x: Tensor, bits: Tensor) -> Tensor:
         low = computable(x.new_full((1,), self.low))
         return with_gradient(self._quantize, self._gradient, x, low, torch.ones_like(low), bits)
+
+    def at_float(self, x: Tensor) -> Tensor:
+        return x
 
     def _quantize(self, x: Tensor, low: Tensor, high: Tensor, bits: Tensor) -> Tensor:
         return self.on_elements(affine.fake_quantize, x, low, high - low, bits)

@@ -294,6 +294,9 @@ def test_whether_the_published_size_lies_in_the_interval():
 
 def test_the_scope_tells_length_and_baseline():
     assert verdict(HIGHER, *PAIR).scope == "proxy: ResNet-8, CIFAR-10, 1,000 steps; schedule static: 71.5 test accuracy"
+    several = replace(HIGHER, b=[{"schedule": "static"}, {"schedule": "RTH"}])
+    shown = verdict(several, *PAIR, cell(*OTHER, schedule="RTH")).scope
+    assert shown.endswith("; schedule static or schedule RTH: 71.5 test accuracy")
 
 
 def test_how_many_seeds_would_decide():

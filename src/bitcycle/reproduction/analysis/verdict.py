@@ -302,11 +302,12 @@ def _length(run: Run) -> str:
 
 
 def _reached(claim: Claim, found: Outcome) -> str:
-    """What the baseline of a contrast reaches: the mean of its runs' final metric."""
+    """What the arms that a claim compares with reach: the mean of their runs' final metric."""
     units = [unit for one in found.contrasts for unit in one.units]
     runs = distinct_runs(cell for unit in units for _, cell, _ in unit.theirs)
     names = {run.row.get("metric", "") for run in runs}
     values = [value for run in runs if (value := run.number("final")) is not None]
     if len(names) != 1 or not values or not claim.arms:
         return ""
-    return f"; {described(claim.arms[0])}: {statistics.fmean(values):.3g} {names.pop().replace('_', ' ')}"
+    arms = " or ".join(described(arm) for arm in claim.arms)
+    return f"; {arms}: {statistics.fmean(values):.3g} {names.pop().replace('_', ' ')}"

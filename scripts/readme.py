@@ -244,14 +244,16 @@ EXPERIMENTS: dict[str, tuple[Sequence[str], Settings, dict[str, Settings]]] = {
         for cells in (50, 100, 200)
     },
     "GRU, longer float phase": (
-        ("GRU", "perplexity", "difference to one phase"),
+        ("GRU", "perplexity", "difference to (D)"),
         {**GRU, "training": {"steps": 8000}},
         {
-            "110 epochs of float training, 90 with 2 bits in one phase": _schedule(
-                "hlhlp", bits=[32, 2], lengths=[110, 90]
-            ),
-            "110 epochs of float training, HLHLp's three phases of 30": _schedule("hlhlp", bits=[32, 2, 8, 2]),
-            "the float network that both start from": {"phase": {"number": 1}, **_schedule("hlhlp", bits=[32, 2])},
+            "(D): 110 epochs of float training, 30 with 2 bits": {
+                **_schedule("hlhlp", bits=[32, 2], lengths=[110, 30]),
+                "training": {"steps": 5600},
+            },
+            "110 of float training, HLHLp's three phases of 30": _schedule("hlhlp", bits=[32, 2, 8, 2]),
+            "110 of float training, 90 with 2 bits": _schedule("hlhlp", bits=[32, 2], lengths=[110, 90]),
+            "the float network that all three start from": {"phase": {"number": 1}, **_schedule("hlhlp", bits=[32, 2])},
         },
     ),
     **{

@@ -241,7 +241,7 @@ EXPERIMENTS: dict[str, tuple[Sequence[str], Settings, dict[str, Settings]]] = {
             },
             {"float, the first phase": {"phase": {"number": 1}}, "2 bits, after four phases": {}},
         )
-        for cells in (50, 100, 200)
+        for cells in (100, 200)
     },
     "GRU, longer float phase": (
         ("GRU", "perplexity", "difference to (D)"),

@@ -200,6 +200,7 @@ IMAGES: Settings = {
 }
 WORDS: Settings = {"dataset": {"name": "wikitext2_small", "vocabulary": 2000, "train_samples": 3000}}
 GRU: Settings = {"dataset": {"vocabulary": 2000}, "model": {"name": "gru_hlhlp"}, "training": {"steps": 2000}}
+THREE_LEVELS: Mapping[str, Any] = {"name": "uniform_l2", "activation_levels": "unit"}
 FLOAT: Settings = {"quantizer": {"name": "none"}, "schedule": {"name": "static"}}
 SBM: Settings = {"quantizer": {"name": "sbm"}}
 
@@ -230,18 +231,22 @@ EXPERIMENTS: dict[str, tuple[Sequence[str], Settings, dict[str, Settings]]] = {
         },
     ),
     **{
-        f"GRU, {cells} cells": (
-            (f"GRU, {cells} cells", "perplexity", "difference to its float phase"),
+        f"GRU, {words}": (
+            (f"GRU, {words}", "perplexity", "difference to its float phase"),
             {
                 "dataset": {"vocabulary": 2000},
                 "model": {"name": "gru_hlhlp", "hidden": cells},
-                "quantizer": {"name": "uniform_l2", "activation_levels": "unit"},
+                "quantizer": quantizer,
                 "training": {"steps": 5600},
-                **_schedule("hlhlp", bits=[32, 2, 8, 2], activation_bits=[32, 2, 8, 2]),
+                **_schedule("hlhlp", bits=bits),
             },
             {"float, the first phase": {"phase": {"number": 1}}, "2 bits, after four phases": {}},
         )
-        for cells in (100, 200)
+        for words, cells, quantizer, bits in (
+            ("100 cells", 100, THREE_LEVELS, [32, 2, 8, 2]),
+            ("200 cells", 200, THREE_LEVELS, [32, 2, 8, 2]),
+            ("four levels", 100, {"name": "multibit"}, [32, 2, 32, 2]),
+        )
     },
     "GRU, longer float phase": (
         ("GRU", "perplexity", "difference to (D)"),

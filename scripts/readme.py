@@ -10,7 +10,6 @@ from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
-from typing import Any
 
 from accelerator_table import accelerator_table
 from bitcycle.benchmark.table import recorded
@@ -24,7 +23,7 @@ from bitcycle.quantizer.block import SCALE_BITS
 from bitcycle.quantizer.mx import BLOCK, FORMATS
 from bitcycle.reproduction.analysis.aggregation import read_runs
 from bitcycle.reproduction.analysis.claim_functions import relative_cost
-from bitcycle.reproduction.analysis.collect import CURVES, SUMMARY, read_curve
+from bitcycle.reproduction.analysis.collect import SUMMARY
 from bitcycle.reproduction.analysis.labels import savings_group
 from bitcycle.schedule import SCHEDULES, SUITE, Static, schedule
 from board import board, board_list, gains_table, recipes_board
@@ -40,6 +39,7 @@ from claim_tables import (
 )
 from deviations import spread_table
 from evaluation_error import evaluation_table
+from experiments import EXPERIMENTS, experiment, mean_in_words
 from hlhlp_phases import by_setting, draw_phases
 from hours import hours_table
 from pictures import draw_formats, draw_suite, values_of
@@ -189,167 +189,6 @@ def costs_line() -> str:
 def deviations() -> str:
     """Standard deviation between seeds and detectable differences for all recorded runs."""
     return spread_table(read_runs(read_csv(ROOT / SUMMARY, missing_ok=True), ROOT / SUMMARY))
-
-
-Settings = Mapping[str, Mapping[str, Any]]
-RECIPE: Mapping[str, Any] = {"steps": 1000, "evaluation_steps": 500, "learning_rate": {"name": "piecewise"}}
-IMAGES: Settings = {
-    "dataset": {"name": "cifar10_16", "train_samples": 640, "test_samples": None},
-    "model": {"name": "resnet8"},
-    "training": RECIPE,
-}
-WORDS: Settings = {"dataset": {"name": "wikitext2_small", "vocabulary": 2000, "train_samples": 3000}}
-GRU: Settings = {"dataset": {"vocabulary": 2000}, "model": {"name": "gru_hlhlp"}, "training": {"steps": 2000}}
-THREE_LEVELS: Mapping[str, Any] = {"name": "uniform_l2", "activation_levels": "unit"}
-FLOAT: Settings = {"quantizer": {"name": "none"}, "schedule": {"name": "static"}}
-SBM: Settings = {"quantizer": {"name": "sbm"}}
-
-
-def _schedule(name: str, **options: Any) -> Settings:
-    return {"schedule": {"name": name, **options}}
-
-
-STATIC_8 = _schedule("static", q_max=8, gradient=None)
-PFQ = _schedule("pfq", stages=[3, 4, 6, 8], gradient_stages=[6, 6, 8, 8], epsilon=0.05, alpha=0.3)
-TO_STATIC = ("ResNet-8", "accuracy", "difference to static 8 bits")
-EXPERIMENTS: dict[str, tuple[Sequence[str], Settings, dict[str, Settings]]] = {
-    **{
-        f"PFQ {steps:,}": (
-            TO_STATIC,
-            IMAGES | SBM | {"training": {**RECIPE, "steps": steps}},
-            {f"static 8 bits, {steps:,} steps": STATIC_8, f"PFQ, {steps:,} steps": PFQ},
-        )
-        for steps in (1000, 2000)
-    },
-    "activations": (
-        ("GRU", "perplexity", "difference to float"),
-        GRU,
-        {
-            "float": FLOAT,
-            "2-bit weights, 2-bit activations": _schedule("hlhlp", bits=[32, 2, 8, 2], activation_bits=[32, 2, 8, 2]),
-            "2-bit weights, 32-bit activations": _schedule("hlhlp", activation_bits=[32] * 4),
-        },
-    ),
-    **{
-        f"GRU, {words}": (
-            (f"GRU, {words}", "perplexity", "difference to its float phase"),
-            {
-                "dataset": {"vocabulary": 2000},
-                "model": {"name": "gru_hlhlp", "hidden": cells},
-                "quantizer": quantizer,
-                "training": {"steps": 5600},
-                **_schedule("hlhlp", bits=bits),
-            },
-            {"float, the first phase": {"phase": {"number": 1}}, "2 bits, after four phases": {}},
-        )
-        for words, cells, quantizer, bits in (
-            ("100 cells", 100, THREE_LEVELS, [32, 2, 8, 2]),
-            ("200 cells", 200, THREE_LEVELS, [32, 2, 8, 2]),
-            ("four levels", 100, {"name": "multibit"}, [32, 2, 32, 2]),
-        )
-    },
-    "GRU, longer float phase": (
-        ("GRU", "perplexity", "difference to (D)"),
-        {**GRU, "training": {"steps": 8000}},
-        {
-            "(D): 110 epochs of float training, 30 with 2 bits": {
-                **_schedule("hlhlp", bits=[32, 2], lengths=[110, 30]),
-                "training": {"steps": 5600},
-            },
-            "110 of float training, HLHLp's three phases of 30": _schedule("hlhlp", bits=[32, 2, 8, 2]),
-            "110 of float training, 90 with 2 bits": _schedule("hlhlp", bits=[32, 2], lengths=[110, 90]),
-            "the float network that all three start from": {"phase": {"number": 1}, **_schedule("hlhlp", bits=[32, 2])},
-        },
-    ),
-    **{
-        f"Transformer {steps:,}": (
-            ("Transformer", "perplexity", "difference to static 8 bits"),
-            WORDS | SBM | {"model": {"name": "transformer"}, "training": {"steps": steps}},
-            {
-                f"static 8 bits, {steps:,} steps": STATIC_8,
-                f"CPT 4-8 bits, {steps:,} steps": _schedule("CR", q_min=4, q_max=8, cycles=32),
-            },
-        )
-        for steps in (1024, 2048)
-    },
-    **{
-        f"Transformer, PFQ {steps:,}": (
-            ("Transformer", "perplexity", "difference to static 8 bits"),
-            WORDS | SBM | {"model": {"name": "transformer"}, "training": {"steps": steps}},
-            {
-                f"static 8 bits, gradients 16, {steps:,} steps": _schedule("static", q_max=8, gradient=16),
-                f"PFQ, {steps:,} steps": _schedule("pfq", stages=[3, 4, 6, 8], gradient_stages=[6, 8, 12, 16]),
-            },
-        )
-        for steps in (1024, 2048)
-    },
-    "speech activations": (
-        ("CTC LSTM", "CER", "difference to float"),
-        {"dataset": {"name": "fsdd"}, "model": {"name": "speech_lstm_small"}, "training": {"steps": 2500}},
-        {
-            "float": FLOAT,
-            "2-bit weights, 2-bit activations": _schedule("hlhlp", activation_bits=[32, 2, 8, 2]),
-            "2-bit weights, 32-bit activations": _schedule("hlhlp", activation_bits=[32] * 4),
-        },
-    ),
-    "fractrain weights": (
-        TO_STATIC,
-        IMAGES | SBM,
-        {
-            "static 8 bits": STATIC_8,
-            "FracTrain, 4-bit weights": _schedule("fractrain", target=1.5, weight_bits=None),
-            "FracTrain, 8-bit weights": _schedule("fractrain", target=1.5, weight_bits=8),
-        },
-    ),
-}
-"""Part of a document -> columns, settings of all trainings, and what differs; the first arm is the reference. `phase` is no
-setting but the phase at whose end the result is read."""
-
-
-def experiment(name: str) -> str:
-    """Final accuracies or perplexities of some settings, and their differences to the first one, paired by seed. Exits if runs of
-    several settings agree with an arm."""
-    columns, common, arms = EXPERIMENTS[name]
-    rows = [(row, json.loads(row["settings"])) for row in read_csv(ROOT / SUMMARY, missing_ok=True)]
-    lines = []
-    reference: dict[str, float] = {}
-    for arm, own in arms.items():
-        wanted = {key: value for key, value in {**common, **own}.items() if key != "phase"}
-        agreeing = [row for row, settings in rows if _agrees(settings, wanted)]
-        if len({row["hash"] for row in agreeing}) > 1:
-            sys.exit(f"experiment {name}, {arm}: runs of several settings agree; name what tells them apart")
-        found = {row["seed"]: _result(row, own.get("phase", {})) for row in agreeing}
-        difference = difference_in_words(found, reference) if reference and found else ""
-        reference = reference or found
-        lines += [(arm, mean_in_words([*found.values()]), difference)] if found else []
-    return markdown_table(columns, lines)
-
-
-def _result(row: Mapping[str, str], phase: Mapping[str, int]) -> float:
-    curve = read_curve(ROOT / SUMMARY.parent / CURVES, row) if phase else {}
-    return float(curve["phases"][phase["number"] - 1]["final"] if phase else row["final"])
-
-
-def _agrees(settings: Mapping[str, Any], wanted: Mapping[str, Any]) -> bool:
-    return all(
-        _agrees(settings[key], value) if isinstance(value, Mapping) else settings.get(key) == value
-        for key, value in wanted.items()
-    )
-
-
-def mean_in_words(finals: Sequence[float]) -> str:
-    """Mean, standard deviation (if n > 1) and n."""
-    deviation = f" ± {statistics.stdev(finals):.2f}" if len(finals) > 1 else ""
-    return f"{statistics.fmean(finals):.2f}{deviation} (n = {len(finals)})"
-
-
-def difference_in_words(finals: Mapping[str, float], reference: Mapping[str, float]) -> str:
-    """Mean paired difference over common seeds, its standard error (if n > 1) and n; empty without common seeds."""
-    differences = [finals[seed] - reference[seed] for seed in sorted(finals.keys() & reference.keys())]
-    if not differences:
-        return ""
-    error = f" ± {statistics.stdev(differences) / len(differences) ** 0.5:.2f}" if len(differences) > 1 else ""
-    return f"{statistics.fmean(differences):+.2f}{error} (n = {len(differences)})"
 
 
 def recipe_times() -> str:

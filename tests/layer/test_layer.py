@@ -301,10 +301,10 @@ def test_materializing_keeps_the_bits_or_is_refused():
         bitcycle.quantize_model(plain, float_layers=[]).to_empty(device="cpu")
 
 
-UNIT = UniformL2(activation_levels="unit")
+UNIT = pytest.param(UniformL2(activation_levels="unit"), id="uniform_l2, unit levels")
 
 
-@pytest.mark.parametrize("quantizer", ["pact_binary", "uniform_l2", UNIT, "ternary", "multibit"], ids=str)
+@pytest.mark.parametrize("quantizer", ["pact_binary", "uniform_l2", UNIT, "ternary", "multibit"])
 def test_float_inputs_leave_out_a_quantizer_that_would_return_them(quantizer, monkeypatch):
     torch.manual_seed(0)
     layer = QuantizedConv2d(16, 16, 3, quantizer=quantizer).to(memory_format=torch.channels_last)

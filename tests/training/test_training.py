@@ -126,7 +126,7 @@ def test_of_equal_evaluations_the_first_is_the_best(digits, monkeypatch):
 
 
 def test_the_network_at_q_max_is_another_one_if_only_activations_differ(digits, monkeypatch):
-    plan = digits("schedule=RTH", "schedule.gradient_max=32")
+    plan = digits("schedule=RTH")
     trainer, used = Trainer(plan, CPU), []
     trainer.begin_phase()
     trainer.train_step(next(trainer.task.batches(0)))

@@ -90,6 +90,13 @@ def plan(*overrides: str) -> Plan:
     return make_plan(configure(*overrides))
 
 
+def pytest_configure() -> None:
+    """The tests compute on the CPU, wherever they run: their expectations are its numbers. The golden tests may go elsewhere, and
+    `python -m tests.accelerator.hardware` tries an accelerator."""
+    if golden_device().type == "cpu":
+        os.environ |= dict.fromkeys(("CUDA_VISIBLE_DEVICES", "ZE_AFFINITY_MASK"), "")
+
+
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """What one fixture prepares for half a minute comes first, when no worker waits for another one's last tests."""
     items.sort(key=lambda item: item.path.name != "test_distributed.py")

@@ -8,6 +8,7 @@ import logging
 import os
 import traceback
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -23,6 +24,9 @@ from tests.accelerator.pretended import DEVICE, start
 from tests.conftest import ROOT, digits_plan
 from tests.made_data import with_made_data
 
+Watch = Callable[[], AbstractContextManager["collections.Counter[str]"]]
+"""Counts waits and blocking copies by where they come from."""
+
 
 class Crash(BaseException):
     """Ends a run as a kill does."""
@@ -30,9 +34,11 @@ class Crash(BaseException):
 
 class Watched:
     """Waits and blocking copies of the steady steps of a run: those directly after a step of the same process at the same bits,
-    in the same phase and epoch, without an evaluation or averaging between them, that no schedule observes."""
+    in the same phase and epoch, without an evaluation or averaging between them, that no schedule observes. `watch` is a context
+    that counts them."""
 
-    def __init__(self, patch: pytest.MonkeyPatch) -> None:
+    def __init__(self, patch: pytest.MonkeyPatch, watch: Watch = DEVICE.watch) -> None:
+        self.watch = watch
         self.found: collections.Counter[str] = collections.Counter()
         self.steady = self.observed = 0
         self.before: Any = None
@@ -44,7 +50,7 @@ class Watched:
             if trainer.step == self.crash_after:
                 raise Crash
             interval = getattr(trainer.schedule, "observation_steps", None)
-            with DEVICE.watch() as seen:
+            with watch() as seen:
                 train_step(trainer, batch)
             trainer.options.checkpoint_seconds = 0 if trainer.step + 1 == self.crash_after else 1e9
             now = (id(trainer), trainer.phases.index, trainer.controller.precision, trainer.step // trainer.epoch.steps)
@@ -78,16 +84,22 @@ class Watched:
 
     def _drawn(self, batches: Iterator[Any]) -> Iterator[Any]:
         while True:
-            with DEVICE.watch() as self.drawn:
+            with self.watch() as self.drawn:
                 batch = next(batches)
             yield batch
 
 
 def outcome(overrides: Sequence[str], folder: Path) -> dict[str, Any]:
-    """What a run with these settings did: `error` (None: none), `differs` after a resume, `steady` steps, `found` in them."""
+    """What a run with these settings did on the pretended accelerator, as `trained_twice`."""
     start()
+    return trained_twice(overrides, folder)
+
+
+def trained_twice(overrides: Sequence[str], folder: Path, watch: Watch = DEVICE.watch) -> dict[str, Any]:
+    """What a run with these settings did, whole and killed: `error` (None: none), whether it is the `same` after a resume,
+    `steady` steps, `found` in them; both runs stay in the folder."""
     with pytest.MonkeyPatch.context() as patch:
-        watched = Watched(patch)
+        watched = Watched(patch, watch)
         try:
             settings = with_made_data(list(overrides), folder, patch)
             plans = [digits_plan(folder / name, *settings, "training.compile=false") for name in ("whole", "parts")]

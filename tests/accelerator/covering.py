@@ -17,8 +17,8 @@ from bitcycle.quantizer.mx import BLOCK_FORMATS
 from bitcycle.settings import SettingError
 from bitcycle.training.plan import Plan
 from bitcycle.training.run import execute
-from tests.accelerator.case import Watched
-from tests.accelerator.pretended import start
+from tests.accelerator.case import Watch, Watched
+from tests.accelerator.pretended import DEVICE, start
 from tests.conftest import ROOT, digits_plan
 from tests.made_data import IMAGES, with_made_data
 from tests.settings import (
@@ -203,15 +203,16 @@ def outcomes(part: int) -> dict[str, Any]:
     return {row.name: trained(row) for row in recorded_rows()[part::PARTS]}
 
 
-def trained(row: Row) -> Any:
-    """The waits in the steady steps of a run, or its error."""
+def trained(row: Row, watch: Watch = DEVICE.watch, compiler: bool = False) -> Any:
+    """The waits in the steady steps of a run, or its error; without a compiler, as on the pretended device."""
     with tempfile.TemporaryDirectory() as folder, pytest.MonkeyPatch.context() as patch:
-        patch.setattr(compile_utils, "exactly_compiled", no_compiler)
+        if not compiler:
+            patch.setattr(compile_utils, "exactly_compiled", no_compiler)
         for name, small_size in SMALL_NCF.items():
             patch.setattr(ncf, name, small_size)
         try:
             plan = planned(row, Path(folder), patch)
-            watched = Watched(patch)
+            watched = Watched(patch, watch)
             execute(plan)
         except Exception as error:
             return f"{type(error).__name__}: {str(error)[:300]}"

@@ -103,11 +103,11 @@ class Device:
 
     def note(self, what: str) -> None:
         if self.seen is not None:
-            self.seen[f"{what} at {_origin()}"] += 1
+            self.seen[f"{what} at {origin()}"] += 1
 
     def refuse(self, dtype: torch.dtype | None) -> None:
         if self.refuse_float64 and dtype in (torch.float64, torch.complex128):
-            raise TypeError(f"float64 on a device that has none, at {_origin()}")
+            raise TypeError(f"float64 on a device that has none, at {origin()}")
 
     def run(self, function: Any, args: Any, kwargs: dict[str, Any]) -> Any:
         """The operator on the values, after checks of its operands."""
@@ -217,7 +217,7 @@ def _changes(function: Any) -> bool:
     return bool(function._schema.is_mutable)
 
 
-def _origin() -> str:
+def origin() -> str:
     """The innermost function of the package that leads here."""
     frame = sys._getframe(1)
     while frame is not None:

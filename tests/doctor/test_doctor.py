@@ -252,6 +252,13 @@ def test_the_self_check_sees_a_wrong_operator(monkeypatch):
     assert "training.compile=false" in found[0].remedy
 
 
+def test_sums_that_cancel_are_compared_by_the_size_of_their_terms():
+    """The gradient of one number is a sum of thousands, 0.331 on a CPU, whose last bits are those of the order of summation."""
+    found, expected = torch.tensor(0.331 + 2e-5), torch.tensor(0.331)
+    assert numerics.differing(found, expected) == 1 and numerics.differing(found, expected, terms=4608) == 0
+    assert numerics.differing(torch.tensor(0.34), expected, terms=4608) == 1
+
+
 def test_shares_of_differing_elements():
     x = torch.arange(10.0)
     assert numerics.differing(x * (1 + 1e-6), x) == 0

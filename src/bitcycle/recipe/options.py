@@ -99,6 +99,13 @@ class TrainingOptions(Settings):
         "round operands of float32 products to 11 bits on CUDA (TF32): faster, but quantized values are not exact there;"
         " nothing changes on other devices",
     )
+    cuda_graphs: str = setting(
+        "auto",
+        "on CUDA, record training steps once and replay them, with identical results: true, false, or auto (networks of this"
+        " package; yours must do the same in every step)",
+        choices=("auto", "true", "false"),
+        affects_result=False,
+    )
     threads: Optional[int] = setting(None, "CPU threads; null: PyTorch's choice", minimum=1, affects_result=False)
     deterministic: bool = setting(
         True, "use deterministic algorithms, required for exact resume on a GPU", affects_result=False

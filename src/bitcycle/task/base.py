@@ -111,6 +111,10 @@ class TaskOptions(Settings):
     can_be_shared: ClassVar[bool] = False
     """Whether batches can be sharded over processes; `train` and `evaluate` then receive this process's shards."""
 
+    steps_are_alike: ClassVar[bool] = False
+    """Whether `train` launches the same kernels for all batches of the same shapes, keeps nothing between steps, and does not
+    make the host wait, so that a step can be recorded as a CUDA graph."""
+
     name: str = setting(MISSING, "the task's name, as in task=NAME")
 
     def check(self, dataset: DatasetOptions) -> None:

@@ -19,6 +19,7 @@ class ClassificationOptions(TaskOptions):
 
     takes = ImageDatasetOptions
     can_be_shared = True
+    steps_are_alike = True
 
     name: str = "classification"
     evaluation_batch_size: int = setting(500, "images evaluated at once", minimum=1, affects_result=False)

@@ -46,6 +46,7 @@ class RecommendationOptions(TaskOptions):
     """Options of recommendation."""
 
     takes = InteractionOptions
+    steps_are_alike = True
 
     name: str = "recommendation"
     negatives: int = setting(4, "negatives per positive, resampled in each epoch (MLPerf 0.5)", minimum=1)

@@ -28,6 +28,7 @@ from bitcycle.schedule import FeedbackSchedule, SearchSchedule
 from bitcycle.signals import Interrupted, StopSignal
 from bitcycle.task import StepOutput, Task, TaskSetup
 from bitcycle.training.compilation import wants_compilation
+from bitcycle.training.cuda_graphs import StepGraphs, can_record
 from bitcycle.training.display import ProgressBar
 from bitcycle.training.metrics_log import JsonLines, MetricsLog, open_metrics
 from bitcycle.training.outcome import Best, ReduceOnPlateau, RunningMean, merit
@@ -71,6 +72,7 @@ class Trainer:
         self.evaluation_steps = options.evaluation_steps or self.epoch.steps
         self.has_penalty = penalty(self.model) is not None
         self.replica, self.agreement = replica(self.model), Agreement()
+        self.graphs = StepGraphs(self.model, can_record(plan, device))
         self.phases = PhaseRunner(
             self.model,
             self.optimizer,
@@ -131,6 +133,7 @@ class Trainer:
 
     def begin_phase(self) -> None:
         """Begin the next phase with its weights and learning rate, and reset the best evaluation."""
+        self.graphs.forget()
         record = self.phases.begin()
         if len(self.schedule.phases) > 1:
             self.best, self.average = Best(), WeightAverage()
@@ -153,12 +156,8 @@ class Trainer:
         for group in self.optimizer.param_groups:
             group["lr"] = rate
         self.optimizer.zero_grad(set_to_none=True)
-        with distributed.sharded(self.plan.config.task.parts(samples, self.plan.batch_size)):
-            outcome = self.task.train(self.replica, batch)
-            added = penalty(self.model, outcome.loss) if self.has_penalty else None
-            objective = outcome.loss if added is None else outcome.loss + added
-            distributed.weighted(objective).backward()
-            loss, accuracy, objective = distributed.batch_means(outcome.loss, outcome.accuracy, objective)
+        passes = partial(self.passes, samples)
+        loss, accuracy, objective = self.graphs.compute(self.controller.precision, batch, passes)
         outcome = StepOutput(loss, accuracy)
         if self.options.clip_norm is not None:
             nn.utils.clip_grad_norm_(self.model.parameters(), self.options.clip_norm, foreach=True)
@@ -169,6 +168,15 @@ class Trainer:
         self.metrics.follow(self.step, rate, self.controller)
         self.logged.add(outcome)
         self.tell_schedule(outcome, objective)
+
+    def passes(self, samples: int, batch: Any) -> tuple[Tensor, ...]:
+        """Forward and backward pass of a step: loss, accuracy, and objective, which includes penalties."""
+        with distributed.sharded(self.plan.config.task.parts(samples, self.plan.batch_size)):
+            outcome = self.task.train(self.replica, batch)
+            added = penalty(self.model, outcome.loss) if self.has_penalty else None
+            objective = outcome.loss if added is None else outcome.loss + added
+            distributed.weighted(objective).backward()
+            return distributed.batch_means(outcome.loss, outcome.accuracy, objective)
 
     def tell_schedule(self, outcome: StepOutput, objective: Tensor) -> None:
         """Pass mean loss and accuracy to a feedback schedule at its observation interval."""

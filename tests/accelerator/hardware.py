@@ -1,0 +1,147 @@
+"""Record what each row of the settings does on this machine's accelerator: `python -m tests.accelerator.hardware [WORD ...]`.
+
+Words choose the rows whose names contain one of them; rows of an earlier record of the same device are replaced. Each row is
+trained whole, killed and resumed there, and trained on the CPU for comparison. JOBS rows at a time (an environment variable).
+"""
+
+from __future__ import annotations
+
+import collections
+import json
+import logging
+import multiprocessing
+import os
+import platform
+import sys
+import tempfile
+import time
+import traceback
+import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from bitcycle.device import choose_device, device_name
+from bitcycle.files import read_csv, write_csv
+from bitcycle.training.cuda_graphs import StepGraphs
+from bitcycle.training.run import execute
+from tests.accelerator.case import trained_twice
+from tests.accelerator.covering import recorded_rows, trained
+from tests.accelerator.pretended import origin
+from tests.accelerator.record import row_of, row_of_pair
+from tests.conftest import ROOT, digits_plan
+from tests.made_data import with_made_data
+from tests.settings import RESUME, run_of
+
+RECORD = ROOT / "results" / "summary" / "hardware.csv"
+COLUMNS = ("case", "error", "same", "steady", "waits", "first_loss", "first_loss_cpu", "graphs", "device", "torch")
+LIMIT = 120.0
+"""Seconds without any row that ends, after which the rest is given up."""
+
+
+@contextmanager
+def watch() -> Iterator[collections.Counter[str]]:
+    """Context that counts where the host waits for a CUDA device, as PyTorch notices it."""
+    seen: collections.Counter[str] = collections.Counter()
+
+    def note(message: Warning | str, *arguments: Any, **options: Any) -> None:
+        if "synchronizing CUDA operation" in str(message):
+            seen[f"a wait at {origin()}"] += 1
+
+    with warnings.catch_warnings():
+        warnings.simplefilter("always")
+        warnings.showwarning = note  # type: ignore[assignment]
+        if torch.cuda.is_available():
+            torch.cuda.set_sync_debug_mode("warn")
+        try:
+            yield seen
+        finally:
+            if torch.cuda.is_available():
+                torch.cuda.set_sync_debug_mode("default")
+
+
+def first_loss(folder: Path) -> float | None:
+    """The first training loss that a run recorded, or the run before which another one comes."""
+    metrics = min(folder.rglob("metrics.jsonl"), key=lambda file: len(file.parts))
+    records = map(json.loads, metrics.read_text().splitlines())
+    return next((record["loss"] for record in records if record.get("kind") == "train"), None)
+
+
+def with_graphs(overrides: list[str], folder: Path) -> dict[str, Any]:
+    """The same run, logged at each step, with and without CUDA graphs, and on the CPU: replays, whether the first two are equal,
+    and the losses of the first step."""
+    plans = {}
+    with pytest.MonkeyPatch.context() as patch:
+        settings = [*with_made_data(overrides, folder, patch), "training.compile=false", "training.log_steps=1"]
+        more = {"graphs": "cuda_graphs=true", "plain": "cuda_graphs=false", "cpu": "device=cpu"}
+        for name, setting in more.items():
+            plans[name] = digits_plan(folder / name, *settings, f"training.{setting}")
+            execute(plans[name])
+    states = [plans[name].folder.checkpoint.load()["model"] for name in ("graphs", "plain")]
+    texts = [plans[name].folder.metrics.read_bytes() for name in ("graphs", "plain")]
+    same = texts[0] == texts[1] and all(map(torch.equal, *(state.values() for state in states)))
+    graphs = f"{StepGraphs.replays} {'equal' if same else 'DIFFERENT'}" if StepGraphs.replays else ""
+    StepGraphs.replays = 0
+    return {"graphs": graphs, "first_loss": first_loss(folder / "plain"), "first_loss_cpu": first_loss(folder / "cpu")}
+
+
+def row(case: str) -> dict[str, Any]:
+    """The record of a row; its error if it has one."""
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder)
+        try:
+            if case not in RESUME:
+                pairs = {pair.name: pair for pair in recorded_rows()}
+                return row_of_pair(case, trained(pairs[case], watch, compiler=True))
+            StepGraphs.replays = 0
+            found = row_of(case, trained_twice([*run_of(case), "training.cuda_graphs=false"], path, watch))
+            if not found["error"]:
+                (path / "other").mkdir()
+                found |= with_graphs(run_of(case), path / "other")
+            return found
+        except Exception as error:
+            last = traceback.extract_tb(error.__traceback__)[-1]
+            return {"case": case, "error": f"{type(error).__name__} at {last.filename}:{last.lineno}: {error}"[:600]}
+
+
+def quietly() -> None:
+    """Prepare a worker."""
+    torch.set_num_threads(1)
+    logging.disable(logging.WARNING)
+    os.fsync = lambda descriptor: None  # as in the other tests
+
+
+def main(words: list[str]) -> None:
+    """Run the chosen rows."""
+    cases = [*RESUME, *(pair.name for pair in recorded_rows())]
+    chosen = [case for case in cases if not words or any(word in case for word in words)]
+    chosen.sort(key=lambda case: "compile" in case)  # which takes longest
+    context = multiprocessing.get_context("spawn")
+    began = time.monotonic()
+    facts = {"torch": torch.__version__}
+    recorded = {found["case"]: found for found in read_csv(RECORD, missing_ok=True)}
+    with context.Pool(int(os.environ.get("JOBS", 1)), quietly) as pool:
+        results = pool.imap_unordered(row, chosen)
+        for number in range(1, len(chosen) + 1):
+            try:
+                found = results.next(LIMIT)
+            except multiprocessing.TimeoutError:
+                print("given up: no row ended for", LIMIT, "seconds")
+                break
+            device = choose_device("auto")
+            facts["device"] = device_name(device) or platform.processor() or "CPU"
+            recorded[found["case"]] = {**facts, **found}
+            print(
+                f"{number}/{len(chosen)} {time.monotonic() - began:.0f} s {found['case']}: {found['error'] or 'well'}",
+                flush=True,
+            )
+            write_csv(RECORD, list(COLUMNS), [recorded[case] for case in cases if case in recorded])
+        pool.terminate()
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])

@@ -6,6 +6,9 @@ from pathlib import Path
 from bitcycle.files import markdown_table, read_csv
 
 RECORD = Path(__file__).parent.parent / "results" / "summary" / "accelerator.csv"
+HARDWARE = RECORD.with_name("hardware.csv")
+ROUNDING = 1e-6
+"""Relative difference of two losses up to which float32 sums in another order explain it."""
 
 
 def accelerator_table() -> str:
@@ -38,3 +41,37 @@ def _pairs(rows: Sequence[Mapping[str, str]]) -> str:
     wrong = [f"{row['case']}: {row['error']}" for row in rows if row["error"]]
     words = f"Trained and evaluated there, without a resume: {len(rows)} small runs, {'; '.join(wrong) or 'none with an error'}."
     return f"{words}\n\n{markdown_table(('quantizer', 'schedules', 'networks', 'compute', 'formats'), lines)}"
+
+
+def hardware_table() -> str:
+    """What the same runs did on real hardware, from the record of tests/accelerator/hardware.py."""
+    rows = read_csv(HARDWARE)
+    wrong = [f"{row['case']}: {row['error']}" for row in rows if row["error"]]
+    resumed = [row for row in rows if row["same"]]
+    exact = [row["case"] for row in resumed if row["same"] == "True"]
+    graphs = [row for row in rows if row["graphs"]]
+    equal = [row for row in graphs if row["graphs"].endswith(" equal")]
+    waits = [(row["case"], row["waits"]) for row in resumed if row["waits"]]
+    differences = {row["case"]: _difference(row) for row in rows if row["first_loss_cpu"]}
+    far = {case: found for case, found in differences.items() if found > ROUNDING}
+    listed = ", ".join(f"{case} ({found:.1g})" for case, found in sorted(far.items(), key=lambda item: item[1]))
+    waiting = "; ".join(f"{case}: {what}" for case, what in waits)
+    devices = ", ".join(sorted({_device(row) for row in rows}))
+    close = len(differences) - len(far)
+    lines = [
+        f"{devices}: {len(rows)} of these runs, {'; '.join(wrong) or 'none with an error'}.",
+        f"Killed and resumed: {len(exact)} of {len(resumed)} end with the same weights and the same log, bit for bit.",
+        f"With and without CUDA graphs: {len(equal)} of the {len(graphs)} runs that replay steps are equal, bit for bit.",
+        f"The host waits in steady steps of {len(waits)} of {len(resumed)} runs: {waiting}.",
+        f"The loss of the first step is that of the CPU up to {ROUNDING:g} in {close} of {len(differences)} runs, further in"
+        f" {listed}.",
+    ]
+    return "\n".join(f"- {line}" for line in lines)
+
+
+def _difference(row: Mapping[str, str]) -> float:
+    return abs(float(row["first_loss"]) / float(row["first_loss_cpu"]) - 1)
+
+
+def _device(row: Mapping[str, str]) -> str:
+    return f"{row['device']}, PyTorch {row['torch']}"

@@ -11,7 +11,7 @@ from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 
-from accelerator_table import accelerator_table
+from accelerator_table import accelerator_table, hardware_table
 from bitcycle.benchmark.table import recorded
 from bitcycle.files import markdown_table, read_csv, read_json
 from bitcycle.hardware import Operation, ProductShape, TensorCore, Workload
@@ -40,6 +40,7 @@ from claim_tables import (
 from deviations import spread_table
 from evaluation_error import evaluation_table
 from experiments import EXPERIMENTS, experiment, mean_in_words
+from gpu_steps import gpu_steps_table
 from hlhlp_phases import by_setting, draw_phases
 from hours import hours_table
 from pictures import draw_formats, draw_suite, values_of
@@ -304,6 +305,8 @@ GENERATED: dict[str, Callable[[], str]] = {
     "evaluation": evaluation_table,
     "support": support_table,
     "accelerator": accelerator_table,
+    "hardware": hardware_table,
+    "gpu steps": gpu_steps_table,
     "results": results_table,
     "verdicts": verdicts_table,
     "benchmark": recorded,
@@ -335,7 +338,7 @@ DOCUMENTS = {
     ROOT / "docs" / "own-models.md": ("evaluation", "support"),
     ROOT / "docs" / "results.md": ("verdicts", "null families", "results"),
     ROOT / "docs" / "speed.md": ("benchmark",),
-    ROOT / "docs" / "accelerators.md": ("accelerator",),
+    ROOT / "docs" / "accelerators.md": ("hardware", "gpu steps", "accelerator"),
     ROOT / "results" / "notes" / "claim-history.md": ("judged anew", "history"),
     ROOT / "results" / "notes" / "board.md": ("all_images list", "methods list", "underfitting list", "formats list"),
     ROOT / "results" / "notes" / "mini-scale.md": ("deviations",),

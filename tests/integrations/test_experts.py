@@ -1,6 +1,7 @@
 """Mixtures of experts of transformers."""
 
 import copy
+import inspect
 
 import pytest
 import torch
@@ -9,6 +10,7 @@ import torch.nn.functional as F
 import bitcycle
 from bitcycle.layer import PrecisionState
 from bitcycle.precision import Precision
+from bitcycle.settings import SettingError
 
 transformers = pytest.importorskip("transformers")
 pytest.importorskip("transformers.integrations.moe", reason="experts have a registry from transformers 5 on")
@@ -86,6 +88,22 @@ def test_the_numbers_are_those_of_single_experts(bits):
     for row, (token, k) in zip(every, hidden):
         expected[token] += shares[token, k] * F.linear(row, affine(experts.down_proj[chosen[token, k]], bits, 1))
     torch.testing.assert_close(experts(x, chosen, shares), expected, rtol=1e-5, atol=1e-6)
+
+
+def test_versions_that_do_not_say_where_experts_are(monkeypatch):
+    """transformers 5.17 lacks the attribute, and numbers the experts of other processes like one more."""
+    experts = bitcycle.quantize_model(mixtures()["mixtral"]()).model.layers[0].mlp.experts
+    found = inspect.getattr_static(experts, "_is_expert_parallel", None)
+    if "_is_expert_parallel" in vars(experts):
+        del experts._is_expert_parallel
+    elif found is not None:
+        owner = next(kind for kind in type(experts).__mro__ if "_is_expert_parallel" in vars(kind))
+        monkeypatch.delattr(owner, "_is_expert_parallel")
+    assert not hasattr(experts, "_is_expert_parallel")
+    x, chosen, shares = torch.randn(3, 16), torch.tensor([[0, 1], [2, 3], [0, 3]]), torch.rand(3, 2)
+    assert experts(x, chosen, shares).isfinite().all()
+    with pytest.raises(SettingError, match="experts in other processes"):
+        experts(x, torch.where(chosen == 3, 4, chosen), shares)
 
 
 def test_transposed_weights_with_biases():

@@ -35,6 +35,8 @@ def test_any_split_of_partial_pretraining(split, expected):
     assert bound.run_lengths == expected
     assert [phase.steps for phase in bound.phases] == [steps for _, steps in expected]
     assert bound.reference == FLOAT
+    # float means nothing to weights of 1 bit, also where no phase came before
+    assert all(bound.highest(bits) == bits for bits, _ in expected)
     assert all(phase.start_from == "previous" for phase in bound.phases)
     assert not bound.options.chooses
 

@@ -9,11 +9,15 @@ last digit; on another processor or version the first loss agrees to 1 % and the
 from __future__ import annotations
 
 import pytest
+import torch
 
 from tests.conftest import golden_json
 from tests.golden_losses import METHODS, STEPS, arithmetic, losses
 
 GOLDEN_LOSSES = golden_json("losses")
+LAPACK_OF = "2.13."
+"""The version of PyTorch whose LAPACK has solved the normal equations of `multibit` in the file: another one's last digit
+differs where all sums are equal (seen with 2.11)."""
 pytestmark = pytest.mark.usefixtures("codes_everywhere")  # so are those of the file
 
 
@@ -25,7 +29,7 @@ def same_arithmetic() -> bool:
 def assert_golden(found: list[float], method: str, exactly: bool) -> None:
     expected = GOLDEN_LOSSES["losses"][method]
     assert len(found) == len(expected) == STEPS
-    if exactly:
+    if exactly and (method != "multibit" or torch.__version__.startswith(LAPACK_OF)):
         assert found == expected
     assert found[0] == pytest.approx(expected[0], rel=0.01)
     assert sum(found) == pytest.approx(sum(expected), rel=0.25)

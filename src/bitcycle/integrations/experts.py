@@ -111,12 +111,13 @@ def _weight_names(module: Any) -> tuple[str, str]:
 def experts(module: Any, hidden_states: Tensor, top_k_index: Tensor, top_k_weights: Tensor) -> Tensor:
     """The experts' output [tokens, F] for tokens [tokens, F], and the chosen experts and their weights [tokens, k]. Raises
     SettingError for experts that are spread over processes."""
-    if module._is_expert_parallel:
+    ids, chosen = top_k_index.reshape(-1), top_k_index.shape[-1]
+    counts = ids.bincount(minlength=module.num_experts).tolist()
+    # versions of transformers without the attribute give experts of other processes the next number
+    if getattr(module, "_is_expert_parallel", False) or len(counts) > module.num_experts:
         remedy = "use data parallelism, or add *.experts to float_layers and set_experts_implementation"
         raise SettingError("model", type(module).__name__, "has experts in other processes", remedy)
-    ids, chosen = top_k_index.reshape(-1), top_k_index.shape[-1]
     order = ids.argsort(stable=True)
-    counts = ids.bincount(minlength=module.num_experts).tolist()
     products = [
         getattr(module, name, None) or ExpertProduct(module, weight)
         for name, weight in zip(EXPERT_PRODUCTS, _weight_names(module))

@@ -295,7 +295,7 @@ def run(given: Namespace, root: Path) -> int:
                 record_launch(part.sweep, part.scale, [run.key[1] for run in runs if run.path], compose, Path.cwd())
             logger.info(campaign.progress(given.jobs))
             summaries.refresh(campaign)
-            code = train(campaign, LocalPool(given.jobs, gpus=0), lambda: summaries.refresh(campaign))
+            code = train(campaign, LocalPool(given.jobs), lambda: summaries.refresh(campaign))
             summaries.refresh(campaign, at_once=True)
             return code
 

@@ -210,9 +210,10 @@ class Schedule:
         return self.options.phases(self.length)
 
     def highest(self, current: Precision) -> Precision:
-        """The bits at which a network is evaluated besides those of its last step: q_max; after several phases its own, as the
-        weights of a phase fit no other bits."""
-        return current if len(self.phases) > 1 else self.reference
+        """The bits at which a network is evaluated besides those of its last step: q_max; its own if it has never been trained
+        at others, and after several phases, as the weights of a phase fit no other bits."""
+        is_alone = self.fixed and self.precisions == {current}
+        return current if is_alone or len(self.phases) > 1 else self.reference
 
     @property
     def precisions(self) -> set[Precision]:

@@ -8,6 +8,7 @@ import matplotlib.pyplot as plt
 import pytest
 
 from bitcycle.reproduction.analysis.aggregation import Results
+from bitcycle.reproduction.analysis.contrast import Pool
 from bitcycle.reproduction.analysis.items import read_published
 from bitcycle.reproduction.figure.data import ItemData, panels_of, status_line
 from bitcycle.reproduction.figure.make import draw_item
@@ -61,6 +62,21 @@ def test_lossy_data_are_named_beside_the_published_number():
     assert (found["ours"], found["our data"]) == ("73.00", "re-encoded as JPEG")
     (own,) = (row for row in records(data_of("cpt/table2", ours)) if row["source"] == "ours")
     assert (own["data"], own["scale"]) == ("CIFAR-100, re-encoded as JPEG", "paper, proxy")
+
+
+def test_the_speed_of_runs_that_shared_a_machine_is_not_compared_with_the_papers():
+    """95 steps per second of an H200 that trained two networks stood beside the paper's 80 of a V100."""
+    ours = made_up(87.0, schedule="partial_pretrain", model="resnet20_extra_skip", dataset="cifar10", split=1)
+    cell = replace(ours, paper={"model": "resnet20_extra_skip", "dataset": "cifar10", "schedule.split": "1"})
+    finished = {"finished": "2026-11-26T07:13:27+00:00", "seconds": "687", "steps_per_second": "95.1"}
+    for run in cell.runs:
+        run.row.update(finished, processor="NVIDIA H200")
+    data = data_of("partial/table2", cell)
+    busy = [("2026-11-26T06:23:00+00:00", "2026-11-26T09:23:00+00:00")]
+    for times, expected in ((busy, []), ([], ["95.10"])):
+        data = replace(data, pool=Pool(cell.runs, times))
+        rows = [row for row in records(data) if row["source"] == "published" and row["metric"] == "training_speed"]
+        assert [row["ours"] for row in rows if row.get("ours")] == expected
 
 
 def test_runs_at_paper_scale_stand_beside_those_of_a_smaller_scale():

@@ -75,7 +75,7 @@ def published_table(data: ItemData) -> Table:
     """The published numbers with their deviations, next to ours if network, data and scale are the paper's."""
     rows = [row for row in [*data.published, *data.digitized] if row["metric"] != "none_stated"]
     cells = [our_cell(row, data) for row in rows]
-    ours = [None if cell is None else measure(row, cell, data.spec) for row, cell in zip(rows, cells)]
+    ours = [None if cell is None else measure(row, cell, data) for row, cell in zip(rows, cells)]
     matched = any(one is not None for one in ours)
     records = [
         {
@@ -83,7 +83,7 @@ def published_table(data: ItemData) -> Table:
             "published": as_printed(row),
             "published deviation": row["std"],
             **comparison(row, one),
-            "our data": "" if cell is None else cell.remark,
+            "our data": "" if cell is None or one is None else cell.remark,
         }
         for row, cell, one in zip(rows, cells, ours)
     ]
@@ -121,6 +121,8 @@ def as_printed(row: Published) -> str:
     return f"{WORDS['relations'].get(row['relation'], '')} {text}".strip() + (f" (meant: {meant})" if meant else "")
 
 
+TIMED = ("seconds", "steps_per_second")
+"""Columns that say nothing about the published machine if ours did something else, too."""
 COMPARED = ("ours", "deviation", "n", "difference")
 
 
@@ -133,8 +135,10 @@ def comparison(row: Published, ours: Estimate | None) -> dict[str, str]:
     return dict(zip(COMPARED, (number(ours.mean), number(ours.deviation), str(ours.n), signed(gap))))
 
 
-def measure(row: Published, cell: Cell, spec: Spec) -> Estimate | None:
-    """The value of a published metric in a cell, at the end of a phase or of the run."""
+def measure(row: Published, cell: Cell, data: ItemData) -> Estimate | None:
+    """The value of a published metric in a cell, at the end of a phase or of the run; None for the speed of runs that shared
+    their machine."""
+    spec = data.spec
     metric, cost, phase = row["metric"], spec.cost, wanted_settings(row).get("phase")
     if metric in WORDS["main"]:
         share = not row["unit"] and phase is None
@@ -143,7 +147,10 @@ def measure(row: Published, cell: Cell, spec: Spec) -> Estimate | None:
         return None
     seconds = {"min": 60, "hour": 3600}.get(row["unit"], 1)
     costs = {"gbitops": (cost, 1.0), "effective_macs": (cost, MACS_PER_GBITOP), "latency": ("latency_s", 1 / seconds)}
-    return estimate_of(cell, *{**WORDS["metrics"], **costs}.get(metric, ("", 1.0)))
+    column, factor = {**WORDS["metrics"], **costs}.get(metric, ("", 1.0))
+    if column in TIMED and any(map(data.pool.shared_machine, cell.runs)):
+        return None
+    return estimate_of(cell, column, factor)
 
 
 # Our runs

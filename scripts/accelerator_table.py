@@ -51,18 +51,22 @@ def hardware_table() -> str:
     exact = [row["case"] for row in resumed if row["same"] == "True"]
     graphs = [row for row in rows if row["graphs"]]
     equal = [row for row in graphs if row["graphs"].endswith(" equal")]
-    waits = [(row["case"], row["waits"]) for row in resumed if row["waits"]]
+    waits: dict[str, list[str]] = {}
+    for row in rows:
+        if row["waits"]:
+            waits.setdefault(row["waits"].replace("a wait at ", ""), []).append(row["case"])
     differences = {row["case"]: _difference(row) for row in rows if row["first_loss_cpu"]}
     far = {case: found for case, found in differences.items() if found > ROUNDING}
     listed = ", ".join(f"{case} ({found:.1g})" for case, found in sorted(far.items(), key=lambda item: item[1]))
-    waiting = "; ".join(f"{case}: {what}" for case, what in waits)
+    waiting = "; ".join(f"{what} ({', '.join(cases)})" for what, cases in waits.items())
+    number = sum(map(len, waits.values()))
     devices = ", ".join(sorted({_device(row) for row in rows}))
     close = len(differences) - len(far)
     lines = [
         f"{devices}: {len(rows)} of these runs, {'; '.join(wrong) or 'none with an error'}.",
         f"Killed and resumed: {len(exact)} of {len(resumed)} end with the same weights and the same log, bit for bit.",
         f"With and without CUDA graphs: {len(equal)} of the {len(graphs)} runs that replay steps are equal, bit for bit.",
-        f"The host waits in steady steps of {len(waits)} of {len(resumed)} runs: {waiting}.",
+        f"The host waits in steady steps of {number} of {len(rows)} runs, in {waiting}.",
         f"The loss of the first step is that of the CPU up to {ROUNDING:g} in {close} of {len(differences)} runs, further in"
         f" {listed}.",
     ]

@@ -12,6 +12,7 @@ from bitcycle.files import read_csv
 from bitcycle.model import MODELS
 from bitcycle.quantizer import QUANTIZERS
 from bitcycle.schedule import SCHEDULES
+from tests.accelerator import hardware
 from tests.accelerator.case import golden_tests, noticed, outcome, record, self_check
 from tests.accelerator.covering import (
     COMPUTING,
@@ -31,10 +32,11 @@ ALLOWED = {
     "task/ctc.py:ctc_loss": "with deterministic algorithms, CTC's gradient is summed on the CPU: PyTorch has no other way",
     "dataset/neighbours.py:_layer": "the size of the next layer is the number of new neighbours found",
     "layer/gates/gated_block.py:_replayed": "what is computed depends on the choices of the gates: one wait for each block",
+    "model/recurrent_language_model.py:forward": "cuDNN's LSTM, which a float network runs, waits inside; quantized cells do not",
     "quantizer/base.py:learns_from": "a layer whose input was all zeros looks at the next one, too, before it sets a range",
 }
 """Function that may wait in a steady step -> the reason."""
-WITH_CTC = {"training/loop.py:train_step": "the way back of the same gradient", "a library": "its backward pass"}
+WITH_CTC = {"training/loop.py:passes": "the way back of the same gradient", "a library": "its backward pass"}
 """The same, where CTC waits."""
 
 QUICK = {"node_classification with sampled neighbours", "language_modelling hlhlp", "optimizer=adam"}
@@ -118,3 +120,16 @@ def test_the_record_of_the_documents_is_complete_and_without_errors():
     assert [*recorded] == [*RESUME, *(row.name for part in range(PARTS) for row in rows(part))]
     assert not any(row["error"] for row in recorded.values())
     assert all(recorded[case]["same"] == "True" for case in RESUME)
+
+
+def test_the_record_of_hardware_is_complete_and_without_errors():
+    recorded = {row["case"]: row for row in read_csv(hardware.RECORD)}
+    assert {*RESUME} <= {*recorded} <= {*RESUME, *(row.name for part in range(PARTS) for row in rows(part))}
+    assert not any(row["error"] for row in recorded.values())
+    assert all(recorded[case]["same"] == "True" for case in RESUME)
+    assert all(row["graphs"].endswith(" equal") for row in recorded.values() if row["graphs"])
+    assert not {
+        case: row["waits"]
+        for case, row in recorded.items()
+        if unexplained(dict.fromkeys(filter(None, row["waits"].split("; ")), 1))
+    }

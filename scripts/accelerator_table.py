@@ -57,8 +57,8 @@ def hardware_table() -> str:
             waits.setdefault(row["waits"].replace("a wait at ", ""), []).append(row["case"])
     differences = {row["case"]: _difference(row) for row in rows if row["first_loss_cpu"]}
     far = {case: found for case, found in differences.items() if found > ROUNDING}
-    listed = ", ".join(f"{case} ({found:.1g})" for case, found in sorted(far.items(), key=lambda item: item[1]))
-    waiting = "; ".join(f"{what} ({', '.join(cases)})" for what, cases in waits.items())
+    listed = ", ".join(f"`{case}` ({found:.1g})" for case, found in sorted(far.items(), key=lambda item: item[1]))
+    waiting = "; ".join(f"{what.replace('; ', ' and ')} ({_cases(cases)})" for what, cases in waits.items())
     number = sum(map(len, waits.values()))
     devices = ", ".join(sorted({_device(row) for row in rows}))
     close = len(differences) - len(far)
@@ -71,6 +71,10 @@ def hardware_table() -> str:
         f" {listed}.",
     ]
     return "\n".join(f"- {line}" for line in lines)
+
+
+def _cases(cases: Sequence[str]) -> str:
+    return ", ".join(f"`{case}`" for case in cases)
 
 
 def _difference(row: Mapping[str, str]) -> float:

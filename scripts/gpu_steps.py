@@ -1,10 +1,11 @@
 """Record how long a training step takes on this GPU, with and without CUDA graphs: `python scripts/gpu_steps.py [CASE ...]`.
 
-Each case is timed in this process after a warm-up that records its graphs; MPS or other processes beside it are up to you.
-Rows of an earlier record with the same case, settings and device are replaced.
+Each case is timed after a warm-up that records its graphs. `--deterministic false` allows any algorithm. To time several runs
+that share the GPU, start as many with `--at-a-time NUMBER`; starting MPS is up to you. Rows of an earlier record with the same
+case, settings and device are replaced. Kernels are counted where the host launches each of them.
 """
 
-import sys
+import argparse
 import time
 from collections.abc import Sequence
 from dataclasses import replace
@@ -18,6 +19,8 @@ from torch.profiler import ProfilerActivity, profile
 from bitcycle.configuration import read_config
 from bitcycle.device import device_name, synchronize
 from bitcycle.files import markdown_table, read_csv, write_csv
+from bitcycle.settings import SettingError, nearest
+from bitcycle.training.compilation import wants_compilation
 from bitcycle.training.environment import set_up_torch
 from bitcycle.training.loop import Trainer
 from bitcycle.training.plan import make_plan
@@ -45,7 +48,8 @@ WARM_UP, STEPS, PROFILED = 15, 100, 5
 
 
 def measured(settings: Sequence[str]) -> dict[str, Any]:
-    """Milliseconds of a step, kernels that the host launches, and milliseconds that the GPU computes."""
+    """What the run really uses of graphs and compiled quantizers, milliseconds of a step and, without graphs, the kernels that
+    the host launches and the milliseconds that the GPU computes."""
     with initialize_config_dir(str(ROOT / "conf"), version_base="1.3"):
         plan = make_plan(read_config(compose("config", overrides=[*settings])))
     device = set_up_torch(plan.config.training)
@@ -62,31 +66,45 @@ def measured(settings: Sequence[str]) -> dict[str, Any]:
     steps(WARM_UP)
     began = time.perf_counter()
     steps(STEPS)
-    seconds = time.perf_counter() - began
-    with profile(activities=[ProfilerActivity.CPU, ProfilerActivity.CUDA]) as profiled:
-        steps(PROFILED)
-    trainer.close()
-    launched = [event for event in profiled.events() if event.device_type == torch.autograd.DeviceType.CUDA]
-    computed = sum(event.time_range.elapsed_us() for event in launched)
-    return {
-        "ms": round(1000 * seconds / STEPS, 2),
-        "kernels": round(len(launched) / PROFILED),
-        "gpu_ms": round(computed / 1000 / PROFILED, 2),
+    found: dict[str, Any] = {
+        "cuda_graphs": str(trainer.graphs.is_used).lower(),
+        "compile": str(wants_compilation(plan, device)).lower(),
+        "ms": round(1000 * (time.perf_counter() - began) / STEPS, 2),
     }
+    if not trainer.graphs.is_used:
+        with profile(activities=[ProfilerActivity.CPU, ProfilerActivity.CUDA]) as profiled:
+            steps(PROFILED)
+        launched = [event for event in profiled.events() if event.device_type == torch.autograd.DeviceType.CUDA]
+        found["kernels"] = round(len(launched) / PROFILED)
+        found["gpu_ms"] = round(sum(event.time_range.elapsed_us() for event in launched) / 1000 / PROFILED, 2)
+    trainer.close()
+    return found
 
 
-def main(names: Sequence[str]) -> None:
+def main() -> None:
     """Measure cases in each way of computing."""
-    rows = {tuple(row[key] for key in IDENTITY): row for row in read_csv(RECORD, missing_ok=True)}
-    for case in names or CASES:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("cases", nargs="*", metavar="CASE", help=f"default: all of {'; '.join(CASES)}")
+    parser.add_argument("--deterministic", choices=("true", "false"), default="true", help="default: true")
+    parser.add_argument("--at-a-time", type=int, default=1, help="number of such processes that you have started")
+    given = parser.parse_args()
+    for case in given.cases or CASES:
+        if case not in CASES:
+            raise SettingError("CASE", case, "there is no such case", nearest(case, CASES))
         for graphs, compiled in (("false", "false"), ("false", "true"), ("true", "true")):
-            chosen = {"cuda_graphs": graphs, "compile": compiled, "deterministic": "true"}
+            chosen = {"deterministic": given.deterministic, "cuda_graphs": graphs, "compile": compiled}
             settings = [*CASES[case], *(f"training.{key}={value}" for key, value in chosen.items())]
             facts = {"device": device_name(torch.device("cuda")), "torch": torch.__version__}
-            row = {"case": case, **chosen, "at_a_time": "1", **measured(settings), **facts}
+            row = {"case": case, **chosen, "at_a_time": given.at_a_time, **measured(settings), **facts}
             print(row, flush=True)
-            rows[tuple(str(row[key]) for key in IDENTITY)] = row
-            write_csv(RECORD, list(COLUMNS), list(rows.values()))
+            record({key: str(value) for key, value in row.items()})
+
+
+def record(row: dict[str, str]) -> None:
+    """Add a row to the record, in place of an earlier one of the same case, settings and device."""
+    rows = {tuple(one[key] for key in IDENTITY): one for one in read_csv(RECORD, missing_ok=True)}
+    rows[tuple(row[key] for key in IDENTITY)] = row
+    write_csv(RECORD, list(COLUMNS), list(rows.values()))
 
 
 def gpu_steps_table() -> str:
@@ -111,4 +129,4 @@ def gpu_steps_table() -> str:
 
 
 if __name__ == "__main__":
-    main(sys.argv[1:])
+    main()

@@ -95,14 +95,17 @@ def outcome(overrides: Sequence[str], folder: Path) -> dict[str, Any]:
     return trained_twice(overrides, folder)
 
 
-def trained_twice(overrides: Sequence[str], folder: Path, watch: Watch = DEVICE.watch) -> dict[str, Any]:
+def trained_twice(
+    overrides: Sequence[str], folder: Path, watch: Watch = DEVICE.watch, compile: bool = False
+) -> dict[str, Any]:
     """What a run with these settings did, whole and killed: `error` (None: none), whether it is the `same` after a resume,
     `steady` steps, `found` in them; both runs stay in the folder."""
     with pytest.MonkeyPatch.context() as patch:
         watched = Watched(patch, watch)
         try:
             settings = with_made_data(list(overrides), folder, patch)
-            plans = [digits_plan(folder / name, *settings, "training.compile=false") for name in ("whole", "parts")]
+            settings.append(f"training.compile={str(compile).lower()}")
+            plans = [digits_plan(folder / name, *settings) for name in ("whole", "parts")]
             execute(plans[0])
             watched.crash_after = plans[0].total_steps * 2 // 3
             try:

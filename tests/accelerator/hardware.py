@@ -64,28 +64,32 @@ def watch() -> Iterator[collections.Counter[str]]:
                 torch.cuda.set_sync_debug_mode("default")
 
 
+def metrics_of(folder: Path) -> str:
+    """The log of a run, or of that before which another one comes."""
+    return min(folder.rglob("metrics.jsonl"), key=lambda file: len(file.parts)).read_text()
+
+
 def first_loss(folder: Path) -> float | None:
-    """The first training loss that a run recorded, or the run before which another one comes."""
-    metrics = min(folder.rglob("metrics.jsonl"), key=lambda file: len(file.parts))
-    records = map(json.loads, metrics.read_text().splitlines())
+    """The first training loss that a run recorded."""
+    records = map(json.loads, metrics_of(folder).splitlines())
     return next((record["loss"] for record in records if record.get("kind") == "train"), None)
 
 
 def with_graphs(overrides: list[str], folder: Path) -> dict[str, Any]:
-    """The same run, logged at each step, with and without CUDA graphs, and on the CPU: replays, whether the first two are equal,
-    and the losses of the first step."""
-    plans = {}
-    with pytest.MonkeyPatch.context() as patch:
-        settings = [*with_made_data(overrides, folder, patch), "training.compile=false", "training.log_steps=1"]
-        more = {"graphs": "cuda_graphs=true", "plain": "cuda_graphs=false", "cpu": "device=cpu"}
-        for name, setting in more.items():
-            plans[name] = digits_plan(folder / name, *settings, f"training.{setting}")
-            execute(plans[name])
-    states = [plans[name].folder.checkpoint.load()["model"] for name in ("graphs", "plain")]
-    texts = [plans[name].folder.metrics.read_bytes() for name in ("graphs", "plain")]
-    same = texts[0] == texts[1] and all(map(torch.equal, *(state.values() for state in states)))
-    graphs = f"{StepGraphs.replays} {'equal' if same else 'DIFFERENT'}" if StepGraphs.replays else ""
+    """The same run, logged at each step, with CUDA graphs and compiled quantizers, whole and killed; with neither; on the CPU:
+    replays, whether the first three are equal, and the losses of the first step."""
+    settings = [*overrides, "training.log_steps=1"]
     StepGraphs.replays = 0
+    found = trained_twice([*settings, "training.cuda_graphs=true"], folder / "graphs", watch, compile=True)
+    if found["error"]:
+        raise RuntimeError(f"with CUDA graphs: {found['error']}")
+    replays, StepGraphs.replays = StepGraphs.replays, 0
+    with pytest.MonkeyPatch.context() as patch:
+        settings = [*with_made_data(settings, folder, patch), "training.compile=false", "training.cuda_graphs=false"]
+        for name, device in {"plain": "auto", "cpu": "cpu"}.items():
+            execute(digits_plan(folder / name, *settings, f"training.device={device}"))
+    same = found["same"] and metrics_of(folder / "graphs" / "whole") == metrics_of(folder / "plain")
+    graphs = f"{replays} {'equal' if same else 'DIFFERENT'}" if replays else ""
     return {"graphs": graphs, "first_loss": first_loss(folder / "plain"), "first_loss_cpu": first_loss(folder / "cpu")}
 
 

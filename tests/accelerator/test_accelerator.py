@@ -39,6 +39,9 @@ ALLOWED = {
 WITH_CTC = {"training/loop.py:passes": "the way back of the same gradient", "a library": "its backward pass"}
 """The same, where CTC waits."""
 
+NOT_ON_HARDWARE = {"sbm, CR, llama, simulate", "sbm, deficit, bert_tiny, simulate"}
+"""Rows that have not run there, for want of a package."""
+
 QUICK = {"node_classification with sampled neighbours", "language_modelling hlhlp", "optimizer=adam"}
 """Cases that are killed and resumed in the default tests; `make test-all` runs every row of the settings."""
 
@@ -124,7 +127,13 @@ def test_the_record_of_the_documents_is_complete_and_without_errors():
 
 def test_the_record_of_hardware_is_complete_and_without_errors():
     recorded = {row["case"]: row for row in read_csv(hardware.RECORD)}
-    assert {*RESUME} <= {*recorded} <= {*RESUME, *(row.name for part in range(PARTS) for row in rows(part))}
+    expected = {*RESUME, *(row.name for part in range(PARTS) for row in rows(part))}
+    assert expected - {*recorded} <= NOT_ON_HARDWARE and {*recorded} <= expected
+    replayed = {case for case, row in recorded.items() if row["graphs"]}
+    assert {f"schedule={name}" for name in ("static", "CR", "RTH", "pfq", "hlhlp", "partial_pretrain")} <= replayed
+    assert {
+        f"quantizer={name}" for name in QUANTIZERS if name != "dorefa"
+    } <= replayed  # which adapts after each change
     assert not any(row["error"] for row in recorded.values())
     assert all(recorded[case]["same"] == "True" for case in RESUME)
     assert all(row["graphs"].endswith(" equal") for row in recorded.values() if row["graphs"])

@@ -101,8 +101,8 @@ class TrainingOptions(Settings):
     )
     cuda_graphs: str = setting(
         "auto",
-        "on CUDA, record training steps once and replay them, with identical results: true, false, or auto (networks of this"
-        " package; yours must do the same in every step)",
+        "on CUDA, record steps of classification and recommendation once and replay them, with identical results: true, false,"
+        " or auto (networks of this package; yours must do the same in every step)",
         choices=("auto", "true", "false"),
         affects_result=False,
     )

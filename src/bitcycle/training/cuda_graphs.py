@@ -1,9 +1,9 @@
-"""Training steps as CUDA graphs: forward and backward pass are recorded once for each precision, and then replayed.
+"""Training steps as CUDA graphs: the forward and backward passes are recorded once for each precision, and then replayed.
 
-A step of a small quantized network is a thousand kernels of a few microseconds, which the host takes several times as long to
-launch as a GPU takes to compute them. A graph is launched at once. It holds the same kernels in the same order, so that results
-are identical. What changes between steps lies in tensors that the graph reads: bits, noise keys, weights, the batch. The
-optimizer, which has the learning rate as a number, stays outside.
+A step of a small quantized network is hundreds to thousands of kernels of a few microseconds, which the host takes several
+times as long to launch as a GPU takes to compute them. A graph is launched at once. It holds the same kernels in the same
+order, so that results are identical. What changes between steps lies in tensors that the graph reads: bits, noise keys, weights,
+the batch. The optimizer, which has the learning rate as a number, stays outside.
 """
 
 import logging
@@ -39,19 +39,23 @@ class Recorded(NamedTuple):
 
 
 def can_record(plan: "Plan", device: torch.device) -> bool:
-    """Whether the steps of a run on a device can be recorded: on a GPU with one process, where the task keeps nothing between
-    steps, no gate chooses what is computed, and products are those of quantized floats. What a network from elsewhere does in
-    Python is not known: its steps are recorded on request only."""
+    """Whether the steps of a run on a device are recorded. What a network from elsewhere does in Python is not known: its steps
+    are recorded on request only. Logs what stands in the way of a request."""
     options = plan.config.training
+    if options.cuda_graphs == "false":
+        return False
+    obstacles = {
+        f"the device is {device.type}; use training.device=cuda": device.type == "cuda",
+        "training.compute=codes is not recorded; use simulate": options.compute == "simulate",
+        f"steps of task={plan.config.task.name} differ or keep something between them": plan.config.task.steps_are_alike,
+        "several processes train together; use one": distributed.world_size() == 1,
+        f"gates of schedule={plan.schedule.name} choose what is computed": not isinstance(plan.schedule, GatedSchedule),
+    }
+    reason = next((text for text, is_fine in obstacles.items() if not is_fine), None)
+    if options.cuda_graphs == "true" and reason:
+        logger.warning("training.cuda_graphs=true records nothing: %s", reason)
     from_elsewhere = isinstance(plan.config.model, CustomModel | TimmModel)
-    return (
-        device.type == "cuda"
-        and (options.cuda_graphs == "true" or (options.cuda_graphs == "auto" and not from_elsewhere))
-        and options.compute == "simulate"
-        and plan.config.task.steps_are_alike
-        and distributed.world_size() == 1
-        and not isinstance(plan.schedule, GatedSchedule)
-    )
+    return reason is None and (options.cuda_graphs == "true" or not from_elsewhere)
 
 
 class StepGraphs:
@@ -81,13 +85,13 @@ class StepGraphs:
             for product in self.products
             for quantizer, _ in product.operands()
         )
-        self.pool: Any = None
         self.forget()
 
     def forget(self) -> None:
         """Forget all graphs, as after a change of what their tensors are."""
         self.met: set[Hashable] = set()
         self.recorded: dict[Hashable, Recorded] = {}
+        self.pool: Any = None  # PyTorch records into no pool whose graphs are gone
 
     def compute(self, precision: Hashable, batch: Any, passes: Callable[[Any], Outputs]) -> Outputs:
         """The result of passes(batch), which computes gradients that were None before."""
@@ -121,9 +125,11 @@ class StepGraphs:
 
     def _give_up(self, error: RuntimeError) -> None:
         """Compute all steps as usual from now on, this one from its beginning."""
-        logger.warning(
-            "a training step cannot be recorded as a CUDA graph (%s): it takes longer", str(error).split("\n")[0]
-        )
+        first: BaseException = error
+        while first.__context__ is not None:  # ending the recording fails, too, and says less
+            first = first.__context__
+        reason = str(first).split("\n")[0]
+        logger.warning("a training step cannot be recorded as a CUDA graph, and takes longer without one: %s", reason)
         self.is_used = False
         self.forget()
         for parameter in self.parameters:
@@ -135,15 +141,20 @@ class StepGraphs:
         mine = tree_map_only(Tensor, torch.clone, batch)
         graph, outputs = self._record(lambda: passes(mine), self)
         gradients = [parameter.grad for parameter in self.parameters]
-        logger.debug("recorded a CUDA graph of a training step, the %dth", len(self.recorded) + 1)
+        logger.debug("recorded CUDA graph %d of the training steps", len(self.recorded) + 1)
         return Recorded(graph, mine, tuple(output.detach() for output in outputs), gradients)
 
 
 def _recorded(passes: Callable[[], Outputs], graphs: StepGraphs) -> tuple[Any, Outputs]:
     """A CUDA graph in the memory of the other graphs of the run, of which only one is replayed at a time."""
     graph = torch.cuda.CUDAGraph()
-    # other threads may allocate pinned memory for the next batches meanwhile
-    with torch.cuda.graph(graph, pool=graphs.pool, capture_error_mode="thread_local"):
-        outputs = passes()
+    stream = torch.cuda.current_stream()
+    try:
+        # other threads may allocate pinned memory for the next batches meanwhile
+        with torch.cuda.graph(graph, pool=graphs.pool, capture_error_mode="thread_local"):
+            outputs = passes()
+    except RuntimeError:
+        torch.cuda.set_stream(stream)  # PyTorch leaves that of a failed recording in place
+        raise
     graphs.pool = graphs.pool or graph.pool()
     return graph, outputs

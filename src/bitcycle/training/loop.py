@@ -92,6 +92,7 @@ class Trainer:
         self.metrics.close()
         self.timing.close()
         self.replica = self.model
+        self.graphs.forget()  # while no other run of this process has graphs
 
     def train(self, bar: ProgressBar, stop: StopSignal) -> None:
         """Train to the last step. Raises Interrupted after a signal, with a checkpoint saved; RunError if the loss is not finite

@@ -18,6 +18,7 @@ from torch.profiler import ProfilerActivity, profile
 
 from bitcycle.configuration import read_config
 from bitcycle.device import device_name, synchronize
+from bitcycle.errors import RunError
 from bitcycle.files import markdown_table, read_csv, write_csv
 from bitcycle.settings import SettingError, nearest
 from bitcycle.training.compilation import wants_compilation
@@ -88,6 +89,8 @@ def main() -> None:
     parser.add_argument("--deterministic", choices=("true", "false"), default="true", help="default: true")
     parser.add_argument("--at-a-time", type=int, default=1, help="number of such processes that you have started")
     given = parser.parse_args()
+    if not torch.cuda.is_available():
+        raise RunError("PyTorch sees no CUDA device here: check the driver, `bitcycle doctor`")
     for case in given.cases or CASES:
         if case not in CASES:
             raise SettingError("CASE", case, "there is no such case", nearest(case, CASES))

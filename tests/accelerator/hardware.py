@@ -11,7 +11,6 @@ import json
 import logging
 import multiprocessing
 import os
-import platform
 import sys
 import tempfile
 import time
@@ -26,6 +25,7 @@ import pytest
 import torch
 
 from bitcycle.device import choose_device, device_name
+from bitcycle.errors import RunError
 from bitcycle.files import read_csv, write_csv
 from bitcycle.training.cuda_graphs import StepGraphs
 from bitcycle.training.run import execute
@@ -120,7 +120,12 @@ def quietly() -> None:
 
 
 def main(words: list[str]) -> None:
-    """Run the chosen rows."""
+    """Run the chosen rows. Raises RunError without an accelerator."""
+    device = choose_device("auto")
+    if device.type == "cpu":
+        raise RunError(
+            "PyTorch sees no accelerator here, and the record is of real ones: check the driver, `bitcycle doctor`"
+        )
     cases = [*RESUME, *(pair.name for pair in recorded_rows())]
     chosen = [case for case in cases if not words or any(word in case for word in words)]
     chosen.sort(key=lambda case: "compile" in case)  # which takes longest
@@ -136,8 +141,7 @@ def main(words: list[str]) -> None:
             except multiprocessing.TimeoutError:
                 print("given up: no row ended for", LIMIT, "seconds")
                 break
-            device = choose_device("auto")
-            facts["device"] = device_name(device) or platform.processor() or "CPU"
+            facts["device"] = device_name(device) or device.type
             recorded[found["case"]] = {**facts, **found}
             print(
                 f"{number}/{len(chosen)} {time.monotonic() - began:.0f} s {found['case']}: {found['error'] or 'well'}",

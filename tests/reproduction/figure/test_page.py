@@ -17,9 +17,9 @@ from bitcycle.reproduction.analysis.items import BOARDS, PAPERS, read_published
 from bitcycle.reproduction.analysis.verdict import ClaimResult
 from bitcycle.reproduction.figure.make import make_all
 from bitcycle.reproduction.figure.page import write_pages
-from bitcycle.reproduction.figure.table import number
+from bitcycle.reproduction.figure.table import number, tables_of
 from tests.conftest import ROOT
-from tests.reproduction.figures_cases import ITEMS, PUBLISHED, claim_result
+from tests.reproduction.figures_cases import CYCLIC, ITEMS, PUBLISHED, SMALL, claim_result, data_of, made_up
 
 CLAIMS = {claim.id: claim for claim in read_claims(PUBLISHED)}
 
@@ -139,6 +139,22 @@ def test_the_verdict_of_a_board_stands_below_the_claim_that_it_restates(empty, t
     assert "(figures/board/all_images.md)" in lines[row + 1] and "| supported | -1.50 [-1.90, -1.20]" in lines[row + 1]
     assert "0 of them are decided or computed, 1 more in the regime of a board." in lines[2]
     assert "(../board/all_images.md)" in (tmp_path / "figures" / "better" / "fig3.md").read_text()
+
+
+def test_published_numbers_with_ours_at_the_same_setting_stand_together(empty, tmp_path):
+    target, entries = empty
+    headline = "Ours at the papers' settings"
+    assert headline not in (target / "results" / "README.md").read_text()
+    data = data_of("cpt/table2", made_up(72.0, 73.0, 74.0, **CYCLIC, **SMALL))
+    changed = [
+        replace(entry, data=data, tables=tables_of(data)) if entry.data.item.id == "cpt/table2" else entry
+        for entry in entries
+    ]
+    write_pages(tmp_path, [replace(one, files=(tmp_path / one.files[-1].name,)) for one in changed], [])
+    text = (tmp_path / "README.md").read_text().partition(headline)[2].partition("\n## ")[0]
+    [line] = [line for line in text.splitlines() if "test_accuracy" in line]
+    assert [cell.strip() for cell in line.strip("|").split("|")][-4:] == ["72.35", "73.00", "+0.650", "3"]
+    assert headline in html.unescape((tmp_path / "index.html").read_text())
 
 
 def test_claims_of_boards_restate_claims_that_exist():

@@ -21,6 +21,7 @@ from bitcycle.reproduction.figure.table import Table, as_markdown, number, signe
 HERE = Path(__file__).parent
 LISTINGS: dict[str, str] = yaml.safe_load((HERE / "listings.yaml").read_text())
 FILTERED = ("paper", "verdict", "published_size", "scope")
+COMPARED = ("published", "ours", "difference", "n")
 BOARD = "Board: accuracy against training cost of all methods, which no paper compares"
 
 
@@ -164,6 +165,7 @@ def write_pages(
         "counts": sorted(Counter((row["verdict_words"], row["kind"]) for row in rows).items()),
         "filters": {name: sorted({row[name] for row in rows} - {""}) for name in FILTERED},
         "forest": forest,
+        "beside": beside_published(entries),
         "papers": papers,
         "about": {**PAPERS, "board": {"title": BOARD}},
         "style": (HERE / "page.css").read_text(),
@@ -177,6 +179,19 @@ def write_pages(
         entry.files[-1].parent.mkdir(parents=True, exist_ok=True)
         page = environment(entry.files[-1].parent).get_template("item.md.j2")
         entry.files[-1].write_text(page.render(entry=entry, claims=rows))
+
+
+def beside_published(entries: Sequence[Entry]) -> Table:
+    """The published numbers of all items that have one of ours at the paper's setting, each once; no rows if there are none."""
+    shown = ("model", "dataset", "method", "fw bits", "metric", *COMPARED, "our data")
+    records = [
+        {"item": entry.data.item.id, **{name: record.get(name, "") for name in shown}}
+        for entry in entries
+        for table in entry.tables
+        for record in table.records
+        if record.get("published") and record.get("ours")
+    ]
+    return Table.without_empty("Ours at the papers' settings", records, ("item", *COMPARED))
 
 
 def decided_words(claims: Sequence[ClaimResult], restated: Elsewhere) -> str:

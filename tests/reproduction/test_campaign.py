@@ -204,6 +204,19 @@ def test_a_run_that_begins_from_another_follows_it(root):
     assert planned.next() == planned.distinct()[0] != first  # the plan's order
 
 
+def test_a_run_finds_the_weights_of_another_below_the_folder_of_this_campaign(root):
+    """Six trainings of hlhlp/appD were called wrong, since their float network was not in results/runs."""
+    first = campaign(root, Part("paper/b", scale="smoke")).distinct()[0]
+    below = first.path.removeprefix("elsewhere/runs/")
+    (root / "sweeps/paper/c.yaml").write_text(
+        "hydra: {sweeper: {grids: [{dataset: digits, model: resnet8, training.steps: 4, "
+        f"model.initial_weights: results/runs/{below}}}]}}}}"
+    )
+    finish(first.folder)
+    weights_of(first.folder)
+    assert campaign(root, Part("paper/c", scale="smoke")).distinct()[0].path is not None
+
+
 def weights_of(folder: RunFolder) -> None:
     config = configure("dataset=digits", "model=resnet8")
     model = build_seeded(config.model, config.dataset.info(config.data_folder).shape, 0)

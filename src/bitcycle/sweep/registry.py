@@ -27,6 +27,8 @@ from bitcycle.training.run_folder import RunFolder
 
 STATES = ("done", "recorded", "running", "queued", "resumable", "failed", "missing", "waiting", "wrong")
 FINISHED = ("done", "recorded")
+DEFAULT_ROOT = "results/runs/"
+"""The folder of all runs in which sweeps look for the weights of others' runs."""
 """States of runs that need no training."""
 UNFINISHED = ("missing", "resumable", "failed")
 """States of runs that need training and that no other process trains."""
@@ -67,10 +69,14 @@ class Sweep:
             yield run, None if is_left_out else substitute(run, replacements)
 
     def expand(self, scale: str = "paper", fixed: Mapping[str, str] | None = None) -> list[Overrides]:
-        """Every run at a scale; all runs with the first seed precede those with the second. See `combinations`."""
+        """Every run at a scale; all runs with the first seed precede those with the second. See `combinations`. Weights of a
+        run below results/runs that is not there are looked for below another `results_root`, if `fixed` names one."""
         cells = distinct_settings(run for _, run in self.combinations(scale, fixed) if run is not None)
         seeds = range(self.trials.get(scale, 1))  # a seed in a grid or on the command line overrides these
         every = ({**cell, "seed": cell.get("seed", str(seed))} for seed in seeds for cell in cells)
+        root = (fixed or {}).get("results_root")
+        if root:
+            every = ({key: _below(root, value) for key, value in run.items()} for run in every)
         return distinct_settings(every)
 
     def replacements(self, scale: str, dataset: str = "") -> dict[str, Any]:
@@ -86,6 +92,17 @@ class Sweep:
         if regime not in regimes:
             raise SettingError("regime", regime, "is not in sweeps/regimes.yaml", nearest(regime, regimes))
         return {**regimes[regime], **own}
+
+
+def _below(root: str, value: str) -> str:
+    """A path below results/runs that does not exist, below another folder of runs; any other value as it is.
+
+    >>> _below("elsewhere", "results/runs/mini/a/seed=0"), _below("elsewhere", "CR")
+    ('elsewhere/mini/a/seed=0', 'CR')
+    """
+    if not value.startswith(DEFAULT_ROOT) or Path(value).exists():
+        return value
+    return f"{root.rstrip('/')}/{value.removeprefix(DEFAULT_ROOT)}"
 
 
 @cache

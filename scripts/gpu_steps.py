@@ -45,7 +45,7 @@ CASES = {
     "ResNet-74, 32x32, RTH": ("dataset=cifar10", "model=resnet74", "schedule=RTH"),
 }
 """Name -> settings; batches of 128 images."""
-WARM_UP, STEPS, PROFILED = 15, 100, 5
+WARM_UP, STEPS, PROFILED = 25, 100, 5
 
 
 def measured(settings: Sequence[str]) -> dict[str, Any]:

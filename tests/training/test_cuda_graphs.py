@@ -85,6 +85,7 @@ def record_from_now_on(monkeypatch):
 
         monkeypatch.setattr(loop, "StepGraphs", recorder)
         monkeypatch.setattr(StepGraphs, "replays", 0)
+        monkeypatch.setattr(StepGraphs, "wait", 1)
 
     return begin
 
@@ -146,6 +147,22 @@ def test_a_step_that_cannot_be_recorded_is_computed_from_its_beginning(
     assert found.folder.metrics.read_bytes() == expected.metrics.read_bytes()
     states = [folder.checkpoint.load()["model"] for folder in (found.folder, expected)]
     torch.testing.assert_close(*states, rtol=0, atol=0)
+
+
+def test_nothing_is_recorded_before_it_pays(digits):
+    """Recording takes as long as some steps: where bits change after fewer and quantizers adapt to each, it would cost time."""
+    recorded: list[int] = []
+
+    def record(passes: Any, graphs: StepGraphs) -> Any:
+        recorded.append(sum(graphs.met.values()))
+        raise RuntimeError("enough")
+
+    graphs = StepGraphs(digits("schedule=static").build_model(), True, record)
+    for product in graphs.products:
+        product.adapted = True
+    for step in range(40):
+        graphs.compute(step % 2, torch.zeros(1), lambda batch: ())
+    assert recorded == [2 * StepGraphs.wait]
 
 
 def test_a_request_that_cannot_be_met_says_why(digits, caplog):

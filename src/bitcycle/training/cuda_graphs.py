@@ -7,6 +7,7 @@ the batch. The optimizer, which has the learning rate as a number, stays outside
 """
 
 import logging
+from collections import Counter
 from collections.abc import Callable, Hashable
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -59,8 +60,8 @@ def can_record(plan: "Plan", device: torch.device) -> bool:
 
 
 class StepGraphs:
-    """The graphs of a model's training steps by precision and shapes. The first step of each is computed as usual, since
-    quantizers may adapt and kernels be compiled; the second is recorded.
+    """The graphs of a model's training steps by precision and shapes. The first steps of each are computed as usual, since
+    quantizers may adapt and kernels be compiled; then one is recorded.
 
     Args:
         model: whose gradients a step computes.
@@ -68,6 +69,9 @@ class StepGraphs:
         record: makes a graph of what a function without arguments launches: (graph, the function's result).
     """
 
+    wait = 16
+    """Steps of a kind that are computed before one is recorded, which takes as long as about as many: where quantizers adapt anew
+    to bits that change every few steps, graphs would never pay."""
     replays = 0
     """Number of replays in this process."""
 
@@ -89,7 +93,7 @@ class StepGraphs:
 
     def forget(self) -> None:
         """Forget all graphs, as after a change of what their tensors are."""
-        self.met: set[Hashable] = set()
+        self.met = Counter[Hashable]()
         self.recorded: dict[Hashable, Recorded] = {}
         self.pool: Any = None  # PyTorch records into no pool whose graphs are gone
 
@@ -104,8 +108,8 @@ class StepGraphs:
         leaves = [leaf for leaf in tree_leaves(batch) if isinstance(leaf, Tensor)]
         others = tuple(leaf for leaf in tree_leaves(batch) if not isinstance(leaf, Tensor))
         key = (precision, others, tuple((x.shape, x.stride(), x.dtype) for x in leaves))
-        if key not in self.met:
-            self.met.add(key)
+        if self.met[key] < self.wait:
+            self.met[key] += 1
             return passes(batch)
         found = self.recorded.get(key)
         if found is None:

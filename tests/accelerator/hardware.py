@@ -140,8 +140,8 @@ def main(words: list[str]) -> None:
             try:
                 found = results.next(LIMIT)
             except multiprocessing.TimeoutError:
-                print("given up: no row ended for", LIMIT, "seconds")
-                break
+                pool.terminate()
+                raise RunError(f"no row has ended for {LIMIT:g} seconds; recorded so far: {RECORD}") from None
             facts["device"] = device_name(device) or device.type
             recorded[found["case"]] = {**facts, **found}
             print(
@@ -149,7 +149,8 @@ def main(words: list[str]) -> None:
                 flush=True,
             )
             write_csv(RECORD, list(COLUMNS), [recorded[case] for case in cases if case in recorded])
-        pool.terminate()
+    if wrong := [case for case in chosen if recorded[case]["error"]]:
+        raise RunError(f"{len(wrong)} of {len(chosen)} rows have an error, which {RECORD} tells: {', '.join(wrong)}")
 
 
 if __name__ == "__main__":

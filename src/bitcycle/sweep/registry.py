@@ -27,11 +27,11 @@ from bitcycle.training.run_folder import RunFolder
 
 STATES = ("done", "recorded", "running", "queued", "resumable", "failed", "missing", "waiting", "wrong")
 FINISHED = ("done", "recorded")
-DEFAULT_ROOT = "results/runs/"
-"""The folder of all runs in which sweeps look for the weights of others' runs."""
 """States of runs that need no training."""
 UNFINISHED = ("missing", "resumable", "failed")
 """States of runs that need training and that no other process trains."""
+DEFAULT_ROOT = "results/runs/"
+"""The folder of all runs in which sweeps look for the weights of others' runs."""
 Compose = Callable[[Overrides], RunConfig | str]
 """Settings of a run -> its validated configuration, or an error message."""
 

@@ -70,8 +70,8 @@ class StepGraphs:
     """
 
     wait = 16
-    """Steps of a kind that are computed before one is recorded, which takes as long as about as many: where quantizers adapt anew
-    to bits that change every few steps, graphs would never pay."""
+    """Number of steps of a kind that are computed before one is recorded. Recording costs about as much as these steps, so it
+    would not pay for quantizers that adapt to bits which change every few steps."""
     replays = 0
     """Number of replays in this process."""
 

@@ -21,7 +21,7 @@ from bitcycle.reproduction.figure.table import Table, as_markdown, number, signe
 HERE = Path(__file__).parent
 LISTINGS: dict[str, str] = yaml.safe_load((HERE / "listings.yaml").read_text())
 FILTERED = ("paper", "verdict", "published_size", "scope")
-COMPARED = ("published", "ours", "difference", "n")
+BESIDE = ("published", "ours", "difference", "n")
 BOARD = "Board: accuracy against training cost of all methods, which no paper compares"
 
 
@@ -183,7 +183,7 @@ def write_pages(
 
 def beside_published(entries: Sequence[Entry]) -> Table:
     """The published numbers of all items that have one of ours at the paper's setting, each once; no rows if there are none."""
-    shown = ("model", "dataset", "method", "fw bits", "metric", *COMPARED, "our data")
+    shown = ("model", "dataset", "method", "fw bits", "metric", *BESIDE, "our data")
     records = [
         {"item": entry.data.item.id, **{name: record.get(name, "") for name in shown}}
         for entry in entries
@@ -191,7 +191,7 @@ def beside_published(entries: Sequence[Entry]) -> Table:
         for record in table.records
         if record.get("published") and record.get("ours")
     ]
-    return Table.without_empty("Ours at the papers' settings", records, ("item", *COMPARED))
+    return Table.without_empty("Ours at the papers' settings", records, ("item", *BESIDE))
 
 
 def decided_words(claims: Sequence[ClaimResult], restated: Elsewhere) -> str:

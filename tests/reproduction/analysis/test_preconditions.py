@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import replace
 
 import numpy as np
 import pytest
 
 from bitcycle.reproduction.analysis.aggregation import Cell, Run
-from bitcycle.reproduction.analysis.claim_functions import speedup
+from bitcycle.reproduction.analysis.claim_functions import PER_SEED, speedup
 from bitcycle.reproduction.analysis.claims import Claim
-from bitcycle.reproduction.analysis.contrast import Pool
+from bitcycle.reproduction.analysis.contrast import Pool, fact
 from bitcycle.reproduction.analysis.metrics import allocation_at
 from bitcycle.reproduction.analysis.preconditions import diverged, reached_last_stage
 from bitcycle.reproduction.analysis.verdict import (
@@ -259,6 +260,28 @@ def test_speedups_are_of_equal_seeds():
     found = verdict("partial/fig1-c1", *cells)
     assert found.verdict == SUPPORTED and found.estimate == pytest.approx(2.0, rel=0.05) and found.low > 1
     assert verdict("partial/fig1-c1", *(replace(one, runs=one.runs[:1]) for one in cells)).verdict == UNDECIDED
+
+
+def test_wall_clock_speedups_leave_out_evaluations():
+    """Time is measured from the first to the last iteration of training (Fast Binarized, section 5.2): equal steps twice as fast
+    are a speedup of 2, although evaluations take most of the time of all runs."""
+    common = {"model": "resnet20_extra_skip", "schedule": "partial_pretrain", "quantizer": "pact_binary"}
+    cells = [
+        cell(
+            *(steps / 100 * (1 + 0.01 * seed) for seed in range(3)),
+            **common,
+            steps=steps,
+            schedule__split=split,
+            training__steps=steps,
+            seconds=1000.0 + split,
+            steps_per_second=rate,
+        )
+        for split, rate in ((0.0, 5.0), (0.5, 10.0))
+        for steps in (1000, 2000, 4000)
+    ]
+    assert fact(cells[0], "training seconds") == 200
+    seeds = [PER_SEED["speedup_training_seconds"](cells[3:], cells[:3], str(seed)) for seed in range(3)]
+    assert seeds == pytest.approx([math.log(2)] * 3)
 
 
 def test_the_gap_to_float_is_that_to_the_network_hlhlp_starts_from():

@@ -71,6 +71,12 @@ class Run:
         return float(self.row["total_steps"]) * batch * words / samples if samples and batch else 0.0
 
     @property
+    def training_seconds(self) -> float | None:
+        """Time of all steps without evaluations; None if the speed is not recorded."""
+        speed = self.number("steps_per_second")
+        return float(self.row["total_steps"]) / speed if speed else None
+
+    @property
     def training(self) -> tuple[str, str]:
         """Hash and seed, which identify the run among those of its scale."""
         return self.row["hash"], self.row["seed"]

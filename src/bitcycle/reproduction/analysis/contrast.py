@@ -53,7 +53,7 @@ FACTS: dict[str, Callable[[Cell], Any]] = {
     "cycles": lambda cell: float(cell.setting("schedule.cycles") or 1),
     "epsilon": lambda cell: cell.setting("schedule.epsilon") if labels.schedule_of(cell) == "pfq" else None,
     "alpha": lambda cell: float(cell.setting("schedule.alpha", 0.3)),
-    "seconds": lambda cell: statistics.median(run.number("seconds") or 0.0 for run in cell.runs),
+    "training seconds": lambda cell: statistics.median(run.training_seconds or 0.0 for run in cell.runs),
     "steps per second": lambda cell: f"{found.mean:.1f}" if (found := estimate_of(cell, "steps_per_second")) else "",
     "q_min found": lambda cell: ", ".join(sorted({str(run.row["q_min"]) for run in cell.runs})),
     "at the ends of phases": lambda cell: ", ".join(

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import matplotlib.pyplot as plt
 import pytest
 import scipy.stats
@@ -9,10 +11,11 @@ import yaml
 
 from bitcycle.picture.layout import render
 from bitcycle.reproduction.analysis.aggregation import Cell, Results
+from bitcycle.reproduction.analysis.contrast import Pool
 from bitcycle.reproduction.analysis.items import PAPERS, Item
 from bitcycle.reproduction.analysis.statistics import over_seeds
 from bitcycle.reproduction.figure import board, data
-from bitcycle.reproduction.figure.data import ItemData, differences, panels_of, status_line
+from bitcycle.reproduction.figure.data import ItemData, differences, panels_of, status_line, timed
 from bitcycle.reproduction.figure.make import draw_item, make_item, write_picture
 from bitcycle.reproduction.figure.plots import forest, side_by_side
 from bitcycle.reproduction.figure.style import Drawing
@@ -36,6 +39,34 @@ def test_the_same_trainings_are_one_panel():
     assert panel.proxy_for == ("ResNet-74, CIFAR-100", "ResNet-152, CIFAR-100", "MobileNetV2, CIFAR-100")
     assert len(panel.cells) == 2
     assert "2 distinct trainings in 6 of 6 cells" in status_line(data)
+
+
+def on(processor: str, hour: int, *cells: Cell) -> list[Cell]:
+    """Cells whose runs, of a seed of their own, lasted half an hour on a processor, beside each other."""
+    found = []
+    for minute, cell in enumerate(cells, start=30):
+        times = {"processor": processor, "seconds": "1800", "finished": f"2026-11-26T{hour:02}:{minute}:00+00:00"}
+        runs = tuple(replace(run, row={**run.row, **times, "seed": str(hour)}) for run in cell.runs)
+        found.append(replace(cell, runs=runs))
+    return found
+
+
+def test_times_are_those_of_one_processor():
+    """Three runs of a CPU and one of a GPU are no curve over time; runs that had the machine to themselves are preferred, unless
+    they fill less than half of the settings."""
+    cells = [made_up(50.0, **STATIC, **SMALL, training__steps=steps) for steps in (2000, 4000, 8000)]
+    shared, other, alone = on("CPU", 1, *cells), on("GPU", 3, cells[0]), on("CPU", 5, cells[0]) + on("CPU", 7, cells[1])
+
+    def found(*several: Cell) -> tuple[str, int]:
+        pool = Pool([run for cell in several for run in cell.runs])
+        (panel,) = panels_of(data_of("partial/fig2", *several, pool=pool))
+        name = timed(panel).name
+        return name.removeprefix(f"{panel.name}; "), len(timed(panel).cells)
+
+    first, second = (replace(one, runs=one.runs + more.runs) for one, more in zip(shared, alone))
+    assert found(*shared, *other) == ("CPU, shared", 3)
+    assert found(first, *shared[1:]) == ("CPU, shared", 3)
+    assert found(first, second, shared[2]) == ("CPU, alone", 2)
 
 
 def test_intervals_are_those_of_a_paired_t_test():

@@ -8,7 +8,7 @@ from typing import Any, Optional
 
 import yaml
 
-from bitcycle.reproduction.analysis.aggregation import Cell, Results, find_results
+from bitcycle.reproduction.analysis.aggregation import Cell, Results, Run, find_results
 from bitcycle.reproduction.analysis.collect import is_accuracy
 from bitcycle.reproduction.analysis.contrast import Pool, Selector, contrast, fact, select
 from bitcycle.reproduction.analysis.items import PUBLISHED, SWEEP_FOLDER, Item, Published, read_published
@@ -131,6 +131,26 @@ def panels_of(data: ItemData, split: str = "") -> list[Panel]:
         trainings = frozenset(run.training for run in cell.runs)
         cells.setdefault(trainings, Cell({}, cell.ours, cell.runs))
     return [Panel(name, tuple(papers), tuple(cells.values()), data.pool) for name, (papers, cells) in groups.items()]
+
+
+def timed(panel: Panel) -> Panel:
+    """A panel with runs of one processor alone, whose times can be compared: those that had their machine to themselves if they
+    fill half of the cells, else those that fill most of them; its name tells which."""
+
+    def kind(run: Run) -> tuple[str, bool]:
+        return run.row.get("processor", ""), not panel.pool.shared_machine(run)
+
+    def restricted(processor: str, alone: bool) -> list[Cell]:
+        several = (tuple(run for run in cell.runs if kind(run) == (processor, alone)) for cell in panel.cells)
+        return [replace(cell, runs=runs) for cell, runs in zip(panel.cells, several) if runs]
+
+    kinds = sorted({kind(run) for cell in panel.cells for run in cell.runs})
+    filled = {one: restricted(*one) for one in kinds}
+    processor, alone = max(
+        kinds, key=lambda one: (one[1] and 2 * len(filled[one]) >= len(panel.cells), len(filled[one]))
+    )
+    words = f"{processor or 'unknown processor'}, {'alone' if alone else 'shared'}"
+    return replace(panel, name=f"{panel.name}; {words}", cells=tuple(filled[processor, alone]))
 
 
 def by_length(panel: Panel) -> list[Panel]:

@@ -28,6 +28,7 @@ from bitcycle.reproduction.figure.data import (
     differences,
     metric_name,
     panels_of,
+    timed,
 )
 from bitcycle.reproduction.figure.schematic import suite_legend, suite_style
 from bitcycle.reproduction.figure.style import ORDERED, Drawing, Style, style_of
@@ -187,12 +188,14 @@ def points_by_setting(
     differences_to_base: bool = True,
     log: bool = False,
     note: str = "",
+    time: bool = False,
 ) -> Drawing | None:
     """Results of our cells, or their differences to a baseline paired by seed, against the fact `place`: a number, a category, or
-    None to omit a cell. Lines connect differences of the same style; `note` is appended to the caption.
+    None to omit a cell. Lines connect differences of the same style; `note` is appended to the caption. `time`: the place is a
+    time, which is compared among runs of one processor only.
     """
     base, column = data.spec.base if differences_to_base else None, data.spec.column
-    shown = comparable(data) if base else panels_of(data)
+    shown = comparable(data) if base else [timed(panel) if time else panel for panel in panels_of(data)]
     if not shown:
         return None
     figure, axes = panels(len(shown))

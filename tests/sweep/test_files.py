@@ -70,6 +70,7 @@ STATED = {
     "board/four_bit": 75,
     "board/all_images": 96,
     "board/gain": 240,
+    "board/fewer_bits": 28,
     # Ten trainings in two sweeps, as the second begins from the weights of the first.
     "fractrain/table5_pretraining": 2,
     "fractrain/table5": 8,

@@ -195,15 +195,18 @@ class Results:
 
     @property
     def trials(self) -> str:
-        """Number of runs per cell, such as "n = 3" or "n = 1 to 3"."""
-        counts = sorted({len(cell.runs) for cell in self.done})
-        if not counts:
-            return "n = 0"
-        return f"n = {counts[0]}" if len(counts) == 1 else f"n = {counts[0]} to {counts[-1]}"
+        """Number of runs per cell, see `trials_of`."""
+        return trials_of(self.done)
 
     def at(self, scale: str) -> "Results | None":
         """The results at a given scale; None if it has no runs."""
         return next((found for found in (self, *self.others) if found.scale == scale and found.done), None)
+
+
+def trials_of(cells: Iterable[Cell]) -> str:
+    """Number of runs per cell, such as "n = 3" or "n = 1 to 3"."""
+    counts = sorted({len(cell.runs) for cell in cells}) or [0]
+    return f"n = {counts[0]}" if len(counts) == 1 else f"n = {counts[0]} to {counts[-1]}"
 
 
 def find_results(places: Iterable[Place], runs: Sequence[Run]) -> Results:

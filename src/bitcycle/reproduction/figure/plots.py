@@ -12,7 +12,7 @@ from matplotlib.axes import Axes
 from matplotlib.colors import to_hex
 
 from bitcycle.picture.layout import legend, panels
-from bitcycle.reproduction.analysis.aggregation import Cell
+from bitcycle.reproduction.analysis.aggregation import Cell, trials_of
 from bitcycle.reproduction.analysis.contrast import Selector, fact, select
 from bitcycle.reproduction.analysis.items import Published
 from bitcycle.reproduction.analysis.labels import split_of
@@ -214,7 +214,8 @@ def points_by_setting(
         label_axes(part, panel.title, x, metric)
     legend(figure, axes)
     words = "Differences to static precision of equal seeds" if base else "Means over seeds"
-    return Drawing(figure, f"{words}; {INTERVALS}; {data.results.trials}.{note}")
+    trials = trials_of(cell for panel in shown for cell in panel.cells)
+    return Drawing(figure, f"{words}; {INTERVALS}; {trials}.{note}")
 
 
 def draw_series(axes: Axes, series: Mapping[Style, Sequence[Point]], line: bool = False, log: bool = False) -> None:

@@ -11,9 +11,10 @@ from functools import cache
 import pytest
 
 from bitcycle.files import as_csv, write_bytes
-from bitcycle.reproduction import advise
+from bitcycle.reproduction import advise, evidence
 from bitcycle.reproduction.analysis.collect import COLUMNS as SUMMARY_COLUMNS
 from bitcycle.reproduction.analysis.collect import curve_name
+from bitcycle.reproduction.candidate import Candidate
 from bitcycle.reproduction.manifest import read_manifest
 from bitcycle.schedule import SUITE
 from tests.conftest import ROOT, configure
@@ -137,14 +138,14 @@ def gains(tmp_path_factory):
 
 
 def test_gains_over_fewer_steps_are_told_by_training_accuracy(gains, capsys):
-    found = advise.recorded_gains(gains)
+    found = evidence.recorded_gains(gains)
     assert [(row.fit, row.steps, row.schedule, row.n) for row in found] == [
         (pytest.approx(65.05), 1000, "RTH", 2),
         (pytest.approx(75.1), 4000, "RTH", 3),
     ]
     assert [(row.gain, row.price) for row in found] == [pytest.approx((3, 5)), pytest.approx((1, 2))]
-    assert [row.steps for row in advise.recorded_gains(gains, fit=90)] == [4000]
-    assert [row.steps for row in advise.recorded_gains(gains, fit=30)] == [1000]
+    assert [row.steps for row in evidence.recorded_gains(gains, fit=90)] == [4000]
+    assert [row.steps for row in evidence.recorded_gains(gains, fit=30)] == [1000]
     advise._advise(["budget=50", "fit=90", f"summary={gains}", *START])
     shown = capsys.readouterr().out
     assert "when a schedule pays" in shown and "4,000" in shown and "1,000" not in shown
@@ -174,10 +175,10 @@ def test_recorded_runs_are_compared_seed_by_seed(summary):
 
 def test_a_few_longer_runs_do_not_hide_the_evidence(summary):
     """Five static runs of twice the length hid the whole board: all else counted as shorter runs of other settings."""
-    rows, wanted = advise.recorded_runs(summary, "sbm")[0], {advise.Candidate("RTH", 3, 8, 8)}
+    rows, wanted = evidence.recorded_runs(summary, "sbm")[0], {Candidate("RTH", 3, 8, 8)}
     longer = [row("static", seed, 70.0, "g", steps=4000) for seed in range(5)]
-    name, found = advise.choose_group([*rows, *longer], wanted, 8)
-    assert "2000 steps" in name and found[advise.Candidate("RTH", 3, 8, 8)]["n"] == 5
+    name, found = evidence.choose_group([*rows, *longer], wanted, 8)
+    assert "2000 steps" in name and found[Candidate("RTH", 3, 8, 8)]["n"] == 5
 
 
 def test_the_board_of_this_repository_is_evidence():
@@ -189,12 +190,12 @@ def test_the_board_of_this_repository_is_evidence():
 
 
 def test_evidence_on_the_same_network_comes_first(summary):
-    rows, wanted = advise.recorded_runs(summary, "sbm")[0], {advise.Candidate("RTH", 3, 8, 8)}
+    rows, wanted = evidence.recorded_runs(summary, "sbm")[0], {Candidate("RTH", 3, 8, 8)}
     other = [row(name, 0, final, name) for name, final in (("static", 70.0), ("RTH", 71.0))]
     own = [one | {"model": "resnet20", "settings": settings_of(one, "resnet20")} for one in other]
     for model, n in (("resnet20", 1), ("resnet74", 5)):
-        found = advise.choose_group([*rows, *own], wanted, 8, {"a"}, model)[1]
-        assert found[advise.Candidate("RTH", 3, 8, 8)]["n"] == n
+        found = evidence.choose_group([*rows, *own], wanted, 8, {"a"}, model)[1]
+        assert found[Candidate("RTH", 3, 8, 8)]["n"] == n
 
 
 def settings_of(one: dict[str, object], model: str) -> str:
@@ -207,14 +208,14 @@ def test_runs_recorded_before_a_setting_existed_belong_to_the_same_group():
     new, old = row("static", 0, 60.0), row("static", 0, 60.0)
     settings = json.loads(old["settings"])
     del settings["quantizer"]["least_step"], settings["training"]["learning_rate"]["delay_epochs"]
-    assert advise.group_of(new) == advise.group_of(old | {"settings": json.dumps(settings)})
-    assert advise.group_of(new) != advise.group_of(row("static", 0, 60.0, training__learning_rate__initial=0.5))
+    assert evidence.group_of(new) == evidence.group_of(old | {"settings": json.dumps(settings)})
+    assert evidence.group_of(new) != evidence.group_of(row("static", 0, 60.0, training__learning_rate__initial=0.5))
 
 
 def test_settings_without_effect_on_results_do_not_divide_groups():
     """Runs on a GPU and on a CPU were two groups."""
     here = row("static", 0, 60.0, training__device="cpu", training__log_steps=7)
-    assert advise.group_of(here) == advise.group_of(row("static", 0, 60.0))
+    assert evidence.group_of(here) == evidence.group_of(row("static", 0, 60.0))
 
 
 def test_superseded_runs_do_not_count_and_the_board_comes_first(summary):
@@ -227,10 +228,10 @@ def test_superseded_runs_do_not_count_and_the_board_comes_first(summary):
     ]
     (manifest / "methods.csv").write_text("\n".join(lines) + "\n")
     try:
-        rows, board = advise.recorded_runs(summary, "sbm")
+        rows, board = evidence.recorded_runs(summary, "sbm")
         assert board == {"a"}
         assert "b" not in {each["hash"] for each in rows}
-        assert advise.recorded_runs(summary, "mx")[0] == []
+        assert evidence.recorded_runs(summary, "mx")[0] == []
     finally:
         (manifest / "methods.csv").unlink()
 

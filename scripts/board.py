@@ -60,6 +60,24 @@ def gains_table() -> str:
     return markdown_table(columns, [[row[name] for name in columns] for row in known])
 
 
+def fewer_bits_table() -> str:
+    """Schedules and static precisions of few bits by cost, then the verdicts on what they were compared for."""
+    rows = read_csv(PAGE.with_name("fewer_bits.csv"), missing_ok=True)
+    arms, claims = ([row for row in rows if row.get(name)] for name in ("method", "claim"))
+    if not arms:
+        return "No run of this board is recorded yet."
+    shown = "method", "cost relative to static 8 bits", "result", "95 % interval", "n"
+    header = "method", "cost relative to static 8 bits", "test accuracy", "95 % interval", "n"
+    table = markdown_table(header, [[row[name] for name in shown] for row in arms])
+    gap = "difference, test accuracy (%)"
+    judged = [
+        f"- {row['claim']}: {row['verdict']}, {row[gap]} points ({row['95 % interval']}), n = {row['n']}."
+        for row in claims
+    ]
+    where = f"{arms[0]['network and data']}, all 50,000 images, {arms[-1]['steps']} steps, {arms[0]['scale']} scale"
+    return "\n".join([f"{where}:\n", table, "", *judged])
+
+
 def recipes_board() -> str:
     """The arms of the board of 4-bit recipes with their gaps to float, then the claims of the recipes' sources with verdicts."""
     rows = read_csv(PAGE.with_name("four_bit.csv"), missing_ok=True)

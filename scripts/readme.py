@@ -26,7 +26,7 @@ from bitcycle.reproduction.analysis.claim_functions import relative_cost
 from bitcycle.reproduction.analysis.collect import SUMMARY
 from bitcycle.reproduction.analysis.labels import savings_group
 from bitcycle.schedule import SCHEDULES, SUITE, Static, schedule
-from board import board, board_list, gains_table, recipes_board
+from board import board, board_list, fewer_bits_table, gains_table, recipes_board
 from claim_tables import (
     claims_table,
     decided_list,
@@ -295,6 +295,7 @@ GENERATED: dict[str, Callable[[], str]] = {
     **{f"{name} list": partial(board_list, name) for name in ("all_images", "methods", "underfitting", "formats")},
     "board": board,
     "gains": gains_table,
+    "fewer bits": fewer_bits_table,
     "schedules": schedules_table,
     "quantizers": quantizers_table,
     "formats": formats_table,
@@ -329,7 +330,7 @@ GENERATED: dict[str, Callable[[], str]] = {
 }
 DOCUMENTS = {
     README: ("schedules", "board", "verdicts", "withdrawn"),
-    ROOT / "docs" / "choosing-a-schedule.md": ("gains",),
+    ROOT / "docs" / "choosing-a-schedule.md": ("gains", "fewer bits"),
     ROOT / "docs" / "schedules.md": ("schedules",),
     ROOT / "docs" / "quantizers.md": ("quantizers",),
     ROOT / "docs" / "doctor.md": ("doctor",),

@@ -185,7 +185,8 @@ def _print_gains(gains: Sequence[MeasuredGain]) -> None:
     console.print(f"when a schedule pays: gains over static 8 bits of equal cost, with fewer steps ({gains[0].data})")
     console.print(table)
     console.print(
-        "training accuracy: of static 8 bits at full length; price: what static 8 bits loses with fewer steps"
+        "training accuracy: of static 8 bits at full length; price: what static 8 bits loses with fewer steps\n"
+        "fewer bits throughout, schedule=static above, are the other way to spend as little: compare with them, too"
     )
 
 

@@ -72,7 +72,7 @@ class Run:
 
     @property
     def training_seconds(self) -> float | None:
-        """Time of all steps without evaluations; None if the speed is not recorded."""
+        """Time of all steps without evaluations, as in partial pre-training, section 5.2; None if the speed is not recorded."""
         speed = self.number("steps_per_second")
         return float(self.row["total_steps"]) / speed if speed else None
 

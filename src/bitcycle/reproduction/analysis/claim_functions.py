@@ -5,6 +5,7 @@ import statistics
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import lru_cache, partial
 from itertools import pairwise
+from operator import attrgetter
 from typing import Any, Optional
 
 from bitcycle.reproduction.analysis import labels
@@ -137,9 +138,7 @@ def iterations(run: Run) -> float | None:
     return run.number("total_steps")
 
 
-def training_seconds(run: Run) -> float | None:
-    """The time of a run's iterations; evaluations are no part of it (partial pre-training, section 5.2)."""
-    return run.training_seconds
+training_seconds: Length = attrgetter("training_seconds")
 
 
 def log_speedup(length: Length, ours: Sequence[Cell], theirs: Sequence[Cell], seed: str) -> float | None:

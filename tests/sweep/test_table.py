@@ -50,6 +50,15 @@ def test_one_row_for_the_seeds_of_a_setting_and_a_column_for_what_varies():
     }
 
 
+def test_settings_of_one_schedule_have_a_column_beside_other_schedules():
+    """Static 5 and 8 bits beside CR were two rows of the same name."""
+    run = {"metric": "loss", "unit": "", "final": 2.0, "cost": {"total": {"gbitops": 8.0, "relative_to_static": 0.5}}}
+    static = [{"schedule.name": "static", "schedule.q_max": bits, "schedule.cycles": None} for bits in (5, 8)]
+    cyclic = {"schedule.name": "CR", "schedule.q_max": 8, "schedule.cycles": 8}
+    table = cells(table_of([FinishedSetting(one, [run]) for one in (*static, cyclic)]))
+    assert table["schedule.q_max"] == ["5", "8", "8"] and "schedule.cycles" not in table
+
+
 def test_unfinished_runs_are_left_out(digits, capsys):
     show_runs([digits("seed=5").folder])
     assert not capsys.readouterr().out

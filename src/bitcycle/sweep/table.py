@@ -1,5 +1,6 @@
 """The table at the end of a sweep: one row for each setting, with the mean over its seeds and the cost."""
 
+from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from statistics import mean
 from typing import Any, NamedTuple
@@ -64,11 +65,21 @@ def _metric(group: FinishedSetting) -> str:
 
 
 def _varying(settings: Sequence[Mapping[str, Any]]) -> list[str]:
-    """The settings that differ; of a group whose options differ only the choice, as most other settings follow from it."""
-    names = dict.fromkeys(name for one in settings for name in one)
-    differing = [name for name in names if len({str(one.get(name)) for one in settings}) > 1]
-    chosen = {name.rpartition(".")[0] for name in differing if name.endswith(".name")}
-    return [name for name in differing if name.endswith(".name") or name.partition(".")[0] not in chosen]
+    """The settings that differ; of a group whose options differ the choice, and what differs between equal choices, as most other
+    settings follow from it."""
+
+    def differs(name: str, among: Sequence[Mapping[str, Any]]) -> bool:
+        return len({str(one.get(name)) for one in among}) > 1
+
+    found = []
+    for name in dict.fromkeys(name for one in settings for name in one):
+        choice = f"{name.partition('.')[0]}.name"
+        alike = defaultdict(list)
+        for one in settings:
+            alike[str(one.get(choice))].append(one)
+        if differs(name, settings) and (name.endswith(".name") or any(differs(name, some) for some in alike.values())):
+            found.append(name)
+    return found
 
 
 def _flat(value: Any, prefix: str = "") -> Iterable[tuple[str, Any]]:

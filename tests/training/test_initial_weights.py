@@ -14,6 +14,7 @@ from bitcycle.dataset.image_dataset import PARTS, classes_of
 from bitcycle.dataset.image_sets import Cifar, Digits
 from bitcycle.dataset.images import Images
 from bitcycle.files import read_json
+from bitcycle.picture.curve import curve_of
 from bitcycle.settings import SettingError
 from bitcycle.shapes import ImageShape
 from bitcycle.training.loop import Trainer
@@ -136,6 +137,28 @@ def test_float_pretraining_and_quantized_retraining_compose(digits):
     third = digits("schedule=RTH", f"model.initial_weights='{second.folder.path}'")
     quantized = torch.load(second.folder.checkpoint.last, weights_only=True)["model"]
     assert torch.equal(third.build_model().state_dict()["conv1.weight"], quantized["conv1.weight"])
+
+
+@pytest.mark.parametrize("method", ["schedule=dfq", "schedule=hlhlp quantizer=uniform_l2"])
+def test_the_initial_weights_are_evaluated_before_training(digits, method, tmp_path, monkeypatch):
+    """In float, whatever the first bits are, without an effect on training. HLHLp with bits [2,8,2] has no float phase, so
+    that nothing else recorded the float network that it starts from."""
+    first = digits("quantizer=none")
+    before = execute(first)
+    settings = (*method.split(), f"model.initial_weights='{first.folder.path}'")
+    plan = digits(*settings)
+    after = execute(plan)
+    records = [json.loads(line) for line in plan.folder.metrics.read_text().splitlines()]
+    start = records[0]
+    assert (start["kind"], start["step"]) == ("initial_weights", 0)
+    assert start["test_accuracy"] == pytest.approx(before["final"], abs=1e-9)
+    assert curve_of(records, after)["initial_weights"] == start["test_accuracy"]
+    assert "test_accuracy of the initial weights, in float: " in plan.folder.log.read_text()
+    monkeypatch.setattr(Trainer, "evaluate_initial_weights", lambda self: None)
+    again = digits(*settings, f"results_root={tmp_path}/unevaluated")
+    execute(again)
+    lines = again.folder.metrics.read_text().splitlines()
+    assert [json.loads(line) for line in lines] == records[1:]
 
 
 def test_a_network_that_chose_its_bits_can_be_retrained(digits):

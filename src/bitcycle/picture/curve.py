@@ -19,7 +19,8 @@ def curve_of(records: Sequence[Mapping[str, Any]], summary: Mapping[str, Any]) -
     Returns:
         metric; evaluations: step, value, at_q_max, gbitops, weight, activation, gradient; training: step, loss, accuracy on the
         training batches in percent, the bits, and cp and cp_target if the network chooses its bits; final: all numbers of the
-        last evaluation; phases, range_test, observations and allocation if the run has them.
+        last evaluation; initial_weights (their metric in float), phases, range_test, observations and allocation if the run has
+        them.
     """
     tests = [record for record in records if record["kind"] == "evaluation"]
     metric = str(summary["metric"])
@@ -37,6 +38,8 @@ def curve_of(records: Sequence[Mapping[str, Any]], summary: Mapping[str, Any]) -
             name: value for test in tests[-1:] for name, value in test.items() if isinstance(value, (int, float))
         },
     }
+    if start := [record for record in records if record["kind"] == "initial_weights"]:
+        found["initial_weights"] = start[0][metric]
     if summary.get("phases"):
         found["phases"] = summary["phases"]
     if test := summary.get("found", {}).get("range_test"):

@@ -21,7 +21,7 @@ from bitcycle.device import seed_step
 from bitcycle.errors import RunError
 from bitcycle.layer import PrecisionController, penalty, share_batch_norm
 from bitcycle.layer.memory_format import channels_last
-from bitcycle.precision import Precision
+from bitcycle.precision import FLOAT, Precision
 from bitcycle.randomness import derive
 from bitcycle.recipe.weight_averaging import WeightAverage, estimate_statistics, estimated_layers
 from bitcycle.schedule import FeedbackSchedule, SearchSchedule
@@ -97,9 +97,11 @@ class Trainer:
     def train(self, bar: ProgressBar, stop: StopSignal) -> None:
         """Train to the last step. Raises Interrupted after a signal, with a checkpoint saved; RunError if the loss is not finite
         or a checkpoint cannot be written."""
+        saved = started = time.monotonic()
+        if self.step == 0 and self.plan.config.model.initial_weights is not None:
+            self.evaluate_initial_weights()
         batches = self.task.batches(self.step)
         batch = next(batches) if self.step < self.total_steps else None
-        saved = started = time.monotonic()
         while self.step < self.total_steps:
             if self.phases.due(self.step):
                 self.begin_phase()
@@ -131,6 +133,12 @@ class Trainer:
                 distributed.barrier()  # the launcher may kill all processes when the first one exits
                 raise Interrupted(f"received {stop.received or 'a signal in another process'} after step {self.step}")
         self.agreement.close()
+
+    def evaluate_initial_weights(self) -> None:
+        """Evaluate the float network that training starts from: wrong weights show, and what is lost to it can be measured."""
+        values = self.evaluate_at(Precision(FLOAT, FLOAT, FLOAT), self.task.evaluate, as_trained=False)
+        self.metrics.write("initial_weights", 0, **values)
+        logger.info("%s of the initial weights, in float: %.2f", self.task.metric, values[self.task.metric])
 
     def begin_phase(self) -> None:
         """Begin the next phase with its weights and learning rate, and reset the best evaluation."""

@@ -107,7 +107,8 @@ class MetricsLog:
         self.lines, self.trackers = lines, trackers
 
     def write(self, kind: str, step: int, **values: Any) -> None:
-        """Record `values` after `step` optimizer steps; `kind` is train, evaluation, observation or phase."""
+        """Record `values` after `step` optimizer steps; `kind` is train, evaluation, observation, phase or
+        initial_weights."""
         self.lines.write({"kind": kind, "step": step, **values})
         followed = {name: value for name, value in values.items() if name not in FOLLOWED}
         for tracker in self.trackers:

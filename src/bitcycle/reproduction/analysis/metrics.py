@@ -125,6 +125,7 @@ METRICS: dict[str, Callable[[Run], Optional[float]]] = {
     "corruption error": lambda run: changed_error(run, "corruption", "error_percent"),
     "corruption error after two steps": lambda run: changed_error(run, "corruption", "error_percent", 1),
     "fit": training_accuracy,
+    "initial weights": lambda run: run.curve.get("initial_weights"),
     "error in noise": lambda run: changed_error(run, "noise", "cer_percent"),
 }
 """Metrics that are not columns of runs.csv. Costs (negated) and speeds are logarithms, so that their differences are log

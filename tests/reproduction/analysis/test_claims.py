@@ -104,6 +104,9 @@ def test_several_arms_have_to_be_beaten_all():
     assert verdict(claim, *PAIR, worse).verdict == SUPPORTED
     found = verdict(claim, *PAIR, better)
     assert found.verdict == CONTRADICTED and found.estimate == pytest.approx(np.mean(ONE) - 91.375)
+    assert found.reason == "the estimate is against schedule LR"
+    printed = verdict(replace(claim, value=-18.0), *PAIR, better)
+    assert printed.published_inside is None, "the published effect is not that against one arm"
 
 
 def test_trends_and_spreads():
@@ -266,6 +269,14 @@ def test_a_changed_test_decides_nothing_and_costs_the_others_nothing():
     assert [(row.verdict, row.leaning) for row in rows] == [(EXPLORATORY, SUPPORTED), (SUPPORTED, SUPPORTED)]
     assert "another margin" in rows[0].reason and rows[0].p_corrected is None and not rows[0].decided
     assert rows[1].p_corrected == pytest.approx(2 * rows[1].p_raw)
+
+
+def test_claims_of_too_little_power_count_in_the_correction():
+    """Their power follows from their own results, so that leaving them out would be a choice by the result."""
+    weak = replace(HIGHER, id="x/y-c2", value=0.1)
+    rows = judge([HIGHER, weak], {"x/y": Results("mini", PAIR)}, Pool([]))
+    assert rows[1].verdict == NOT_TESTED and verdict(HIGHER, *PAIR).p_corrected == pytest.approx(2 * rows[0].p_raw)
+    assert rows[0].p_corrected == pytest.approx(2 * 2 * rows[0].p_raw)
 
 
 def test_what_a_proxy_cannot_test_leaves_support_in_part():

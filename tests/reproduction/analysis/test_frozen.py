@@ -6,6 +6,7 @@ import argparse
 import runpy
 import shutil
 from dataclasses import replace
+from datetime import UTC, datetime, timedelta
 
 import numpy as np
 import pytest
@@ -109,6 +110,7 @@ def test_freezing(tmp_path, capsys):
     assert frozen.main(["one", "cpt/fig1-c2", *common]) == 0
     (made,) = read_families(tmp_path / "published")
     assert (made.name, made.looks, made.seeds) == ("one", 2, {"cpt/fig1-c2": range(6)})
+    assert abs(datetime.now(UTC) - datetime.fromisoformat(made.frozen)) < timedelta(minutes=5)
     assert made.power["cpt/fig1-c2"] == pytest.approx(0.93, abs=0.03)  # an effect of 0.91 at a deviation of 0.5
     for words, message in (
         (["one", "cpt/fig1-c1"], "frozen already"),
@@ -148,6 +150,34 @@ def test_a_family_is_tested_at_half_of_its_seeds_and_at_the_end():
     assert "tested at 2 of 4 planned seeds" in judged(3).reason
     old = judged(4, finished="2026-11-23T23:59:59")
     assert (old.verdict, old.n) == (NOT_TESTED, None)  # seen before the family was frozen
+
+
+def test_no_look_is_due_before_every_arm_is_trained():
+    """board/all_images-c6 was "tested at 4 of 4 planned seeds" with runs of its static arm alone, which another claim shares."""
+    home = replace(family(HIGHER), frozen="2026-11-24T12:00:00+00:00")
+    arms = cell(schedule="CR"), cell(*OTHER, schedule="static")
+    (found,) = judge([HIGHER], {"x/y": Results("mini", arms)}, Pool([]), [home])
+    assert (found.verdict, found.n) == (NOT_TESTED, None)
+    assert found.reason.startswith("0 of 4 planned seeds are trained")
+
+
+@pytest.mark.parametrize(
+    ("finished", "counts"), [("2026-11-24T11:59:59+00:00", False), ("2026-11-24T12:00:00+00:00", True)]
+)
+def test_a_run_of_the_same_day_does_not_count_if_it_finished_before_the_freeze(finished, counts):
+    """A run of board/gain that ended 13 minutes before the family was frozen counted, as only the day was kept."""
+    cells = [cell(*values, schedule=name, finished=finished) for name, values in (("CR", ONE), ("static", OTHER))]
+    home = replace(family(HIGHER), frozen="2026-11-24T12:00:00+00:00")
+    (found,) = judge([HIGHER], {"x/y": Results("mini", tuple(cells))}, Pool([]), [home])
+    assert (found.n == 4) is counts
+
+
+def test_claims_of_a_family_that_wait_for_runs_count_in_the_correction():
+    """hlhlp/table1-c1 was corrected for two claims, while the third of its family had no runs yet."""
+    waiting = [replace(HIGHER, id=f"x/z{n}-c1") for n in range(2)]
+    home = family(HIGHER, *waiting)
+    rows = judge([HIGHER, *waiting], {"x/y": Results("mini", PAIR)}, Pool([]), [home])
+    assert rows[0].p_corrected == pytest.approx(2 * 3 * stats.ttest_rel(ONE, OTHER).pvalue)
 
 
 def test_a_family_does_not_wait_for_seeds_at_another_scale():

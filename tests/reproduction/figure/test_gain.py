@@ -28,6 +28,9 @@ def test_table_of_gains(data: ItemData) -> None:
     assert first["training accuracy of static 8 bits"] == "50.00" and first["price of fewer steps"] == "+5.00"
     gains = [float(row["gain"]) for row in rows.records]
     assert gains == pytest.approx([3, 2, 1, 3, 2.5, 2], abs=0.1)
+    at_length = [float(row["difference to static 8 bits of equal length"]) for row in rows.records]
+    prices = [float(row["price of fewer steps"]) for row in rows.records]
+    assert at_length == pytest.approx([gain - price for gain, price in zip(gains, prices)], abs=0.02)
     assert claims.records[0]["verdict"] == "supported"
 
 

@@ -1,6 +1,6 @@
 """Families of claims, whose tests are frozen before their first run: `bitcycle freeze`.
 
-A family is a file results/published/families/NAME.yaml: the day it was frozen, the number of looks, and for each claim the
+A family is a file results/published/families/NAME.yaml: when it was frozen, the number of looks, and for each claim the
 fingerprint of its test, its seeds, and the power at the published effect. Training for a family and judging it both refuse a
 claim whose test has another fingerprint. After a result, a test can only be changed as an amendment (`amended` in the claim's
 entry): the claim is then exploratory, and decided by new seeds alone, in a family of their own. A family counts only runs of its
@@ -60,7 +60,7 @@ class Family:
 
     Attributes:
         name: its file.
-        frozen: day on which it was frozen.
+        frozen: when it was frozen, in UTC; families of before 26 November 2026, 12:00, name the day alone.
         looks: planned number of tests.
         tests: claim -> fingerprint of its test.
         seeds: claim -> planned seeds, in the order in which they are trained.
@@ -131,19 +131,20 @@ def check_frozen(claims: Sequence[Claim], families: Sequence[Family]) -> None:
 
 def due(claim: Claim, cells: Sequence[Cell], family: Family) -> tuple[list[Cell], str]:
     """The runs that count at the test that is due, and which test it is, or what it waits for. Only runs of the family's seeds
-    since it was frozen count: those of the first half of the seeds until all are trained, and none before."""
+    since it was frozen count: those of the first half of the seeds until all are trained, and none before. A seed is trained if
+    every cell with runs has it, and each arm has such cells."""
     seeds = list(map(str, family.seeds[claim.id]))
     own = [_restricted(cell, seeds, family.frozen) for cell in cells]
+    filled = [cell for cell in own if cell.runs]
     arms = [arm for part in claim.parts for arm in (part.a, *part.arms, part.minus) if arm]
-    trained = [
-        {run.row["seed"] for run in cell.runs} for cell in own if cell.runs and any(matches(cell, a) for a in arms)
-    ]
-    complete = next((n for n, seed in enumerate(seeds) if not all(seed in some for some in trained)), len(seeds))
+    trained = [[cell for cell in filled if matches(cell, arm)] for arm in arms]
+    found = [{run.row["seed"] for run in cell.runs} for arm in trained for cell in arm] if all(trained) else [set()]
+    complete = next((n for n, seed in enumerate(seeds) if not all(seed in some for some in found)), len(seeds))
     half = math.ceil(len(seeds) / 2)
-    count = 0 if not trained or complete < half else len(seeds) if complete == len(seeds) else half
+    count = 0 if complete < half else len(seeds) if complete == len(seeds) else half
     words = f"tested at {count} of {len(seeds)} planned seeds"
     if not count:
-        words = f"{complete if trained else 0} of {len(seeds)} planned seeds are trained; the first test is at {half}"
+        words = f"{complete} of {len(seeds)} planned seeds are trained; the first test is at {half}"
     return [_restricted(cell, seeds[:count], family.frozen) for cell in own], words
 
 
@@ -154,7 +155,7 @@ def _restricted(cell: Cell, seeds: Sequence[str], since: str) -> Cell:
 
 def freeze(path: Path, entries: Mapping[str, Mapping[str, object]]) -> Path:
     """Write a new family: for each claim the fingerprint of its test, seeds, deviation and power."""
-    content = {"frozen": datetime.now(UTC).date().isoformat(), "looks": LOOKS, "claims": entries}
+    content = {"frozen": datetime.now(UTC).isoformat(timespec="seconds"), "looks": LOOKS, "claims": entries}
     write_bytes(path, f"# A frozen family of claims\n{OmegaConf.to_yaml(OmegaConf.create(content))}".encode())
     read_families(path.parents[1])
     return path

@@ -25,9 +25,10 @@ class Row(NamedTuple):
     one: Comparison
     fit: Optional[
         Estimate
-    ]  # accuracy of static 8 bits of equal length on its training data in percent, if it is recorded
+    ]  # accuracy in percent of static 8 bits of equal length on its training data, if it is recorded
     gain: Estimate  # points over static 8 bits of equal cost
     price: Estimate  # points of static 8 bits of equal length over that of equal cost
+    at_length: Estimate  # points over static 8 bits of equal length: the gain less the price
 
 
 def gain_rows(cells: Iterable[Cell], pool: Pool) -> list[Row]:
@@ -40,8 +41,9 @@ def gain_rows(cells: Iterable[Cell], pool: Pool) -> list[Row]:
     for (network, data), members in groups.items():
         static = [cell for cell in members if matches(cell, STATIC)]
         for one in comparisons([cell for cell in members if cell not in static], static):
-            gain, price = (contrast([cell], [one.equal], (), ("final",) * 2).estimate(pool) for cell in one[:2])
-            if gain and price:
+            pairs = (one.schedule, one.equal), (one.full, one.equal), (one.schedule, one.full)
+            gain, price, at_length = (contrast([a], [b], (), ("final",) * 2).estimate(pool) for a, b in pairs)
+            if gain and price and at_length:
                 steps, fit = int(one.full.runs[0].row["total_steps"]), estimate_of(one.full, "fit")
-                found.append(Row(schedule_of(one.schedule), network, data, steps, one, fit, gain, price))
+                found.append(Row(schedule_of(one.schedule), network, data, steps, one, fit, gain, price, at_length))
     return found

@@ -28,6 +28,7 @@ class Outcome(NamedTuple):
     interval: tuple[float, float] | None  # its confidence interval, in the displayed unit
     margin: float | None
     contrasts: list[Contrast]  # the tested contrasts, for preconditions
+    against: Mapping[str, Any] | None = None  # the arm b of the estimate, if there are several
 
 
 def evaluate(claim: Claim, cells: Sequence[Cell], pool: Pool) -> Outcome | None:
@@ -56,11 +57,14 @@ def _joined(claim: Claim, found: Sequence[Outcome | None], contrasts: list[Contr
     sign = -1 if claim.predicate in ("higher", "at_least", "rising") else 1
     contradicted = joint.p is not None and joint.contradicts == joint.p
 
-    def weakness(test: Outcome) -> tuple[float, float]:
+    def weakness(index: int) -> tuple[float, float]:
+        test = tests[index]
         p = test.values.contradicts if contradicted else test.values.supports
         return (-1 if contradicted else 1) * (1.0 if p is None else p), sign * (test.shown or 0.0)
 
-    return max(tests, key=weakness)._replace(values=joint, contrasts=contrasts)
+    shown = max(range(len(tests)), key=weakness)
+    several = 1 < len(claim.arms) == len(tests)
+    return tests[shown]._replace(values=joint, contrasts=contrasts, against=claim.arms[shown] if several else None)
 
 
 def _contrasts(claim: Claim, cells: Sequence[Cell], ours: Sequence[Cell], arms: list[list[Cell]]) -> list[Contrast]:

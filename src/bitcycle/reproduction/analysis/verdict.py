@@ -111,7 +111,8 @@ def judge(
     claims: Sequence[Claim], results: Mapping[str, Results], pool: Pool, families: Sequence[Family] = ()
 ) -> list[ClaimResult]:
     """The verdict on every claim at each scale with runs for it, given the results of each item. The p-values of a family are
-    corrected jointly; claims that are in no frozen family are one family at each scale."""
+    corrected jointly, for all of its claims, tested or not; claims that are in no frozen family are one family at each scale,
+    with those that have too little power."""
     judged: list[tuple[Claim, ClaimResult, Outcome | None]] = []
     for claim in claims:
         home = family_of(claim, families)
@@ -132,10 +133,15 @@ def judge(
             if family_of(claim, families) is home
         ]
         factors = [claim.looks * (claim.looks + 1) if home is None else home.looks for claim, _, _ in tested]
-        adjusted = rule.corrected([min(1.0, (row.p_raw or 0.0) * k) for k, (_, row, _) in zip(factors, tested)])
+        weak = [
+            row for _, row, _ in judged if row.scale == scale and row.verdict == NOT_TESTED and row.p_raw is not None
+        ]
+        size = len(tested) + len(weak) if home is None else len(home.tests)
+        own = [min(1.0, (row.p_raw or 0.0) * k) for k, (_, row, _) in zip(factors, tested)]
+        adjusted = rule.corrected(own + [1.0] * (size - len(own))) if own else []
         for (claim, row, outcome), p, factor in zip(tested, adjusted, factors):
             row.rule += f"; p multiplied by {factor} for looks"
-            _correct(claim, row, outcome, p, len(tested) * factor)
+            _correct(claim, row, outcome, p, size * factor)
             if claim.untested and row.scope.startswith("proxy"):
                 row.verdict = IN_PART if row.verdict == SUPPORTED else row.verdict
                 row.reason = _joined(row.reason, f"not tested: {claim.untested}")
@@ -216,7 +222,7 @@ def _judge_at(
     row.low, row.high = first.interval or (None, None)
     row.level, row.margin, row.n, row.df = LEVEL, first.margin, first.tested.n, first.tested.df or None
     row.deviation, row.power = first.tested.deviation, _power(claim, first)
-    if claim.value is not None and row.low is not None and row.high is not None:
+    if claim.value is not None and row.low is not None and row.high is not None and first.against is None:
         row.published_inside = row.low <= claim.value <= row.high
     runs = list({run.training: run for one in first.contrasts for run in one.runs}.values())
     row.trainings = len(runs)
@@ -225,7 +231,8 @@ def _judge_at(
     else:
         _test(row, parts, found)
         margin = "the margin is ours, the paper prints none" if claim.assumed_margin else ""
-        row.reason = _joined(row.reason, preconditions.left_out(every, cells), planned, margin)
+        against = "" if first.against is None else f"the estimate is against {described(first.against)}"
+        row.reason = _joined(row.reason, against, preconditions.left_out(every, cells), planned, margin)
         if earlier:  # until the first look at new seeds
             row.verdict, row.reason = EXPLORATORY, _joined(f"test changed: {earlier}", row.reason)
         if home is None and row.power is not None and row.power < LEAST_POWER:

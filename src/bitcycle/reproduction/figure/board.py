@@ -23,7 +23,7 @@ from bitcycle.reproduction.analysis.gain_table import STATIC
 from bitcycle.reproduction.analysis.items import BOARDS
 from bitcycle.reproduction.analysis.labels import backward_bits, forward_bits, schedule_of
 from bitcycle.reproduction.analysis.metrics import readings
-from bitcycle.reproduction.analysis.statistics import Estimate, over_seeds
+from bitcycle.reproduction.analysis.statistics import OWN_SEEDS, Estimate, over_seeds
 from bitcycle.reproduction.analysis.verdict import ClaimResult, judge
 from bitcycle.reproduction.figure.data import ItemData, Panel, cost_against, metric_name, our_network, panels_of
 from bitcycle.reproduction.figure.plots import draw_points, label_axes, log_axis, point, side_by_side
@@ -147,10 +147,12 @@ def draw_board(data: ItemData) -> Drawing | None:
     label_axes(right, f"against {reference(rows)}", cost, f"{metric}, difference")
     legend(figure, (left, right), 5)
     how = ", with its steps reduced to match the cost (interpolated)" if "equal" in reference(rows) else ""
+    few = any(row.gap is not None and row.gap.n < OWN_SEEDS for row in rows)
+    how += "; below three seeds with pooled deviations" if few else ""
     return Drawing(
         figure,
         "Left: means over seeds with 95 % intervals; black outline and line: the Pareto front of the means; right: differences"
-        f" to {reference(rows)}, paired by seed{how}; points of nearly equal cost are drawn side by side."
+        f" to {reference(rows)}, paired by seed{how}; points of equal cost stand side by side."
         f" {data.results.trials}; {other_networks(rows, main.network)}",
     )
 

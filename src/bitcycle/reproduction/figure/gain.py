@@ -78,6 +78,8 @@ def _records(rows: Sequence[Row], data: ItemData) -> list[dict[str, str]]:
             "price of fewer steps": signed(row.price.mean),
             "gain": signed(row.gain.mean),
             "95 % interval": interval(row.gain, signed),
+            "difference to static 8 bits of equal length": signed(row.at_length.mean),
+            "its 95 % interval": interval(row.at_length, signed),
             "n": str(row.gain.n),
         }
         for row in rows

@@ -87,6 +87,27 @@ EXPERIMENTS: dict[str, tuple[Sequence[str], Settings, dict[str, Settings]]] = {
             "the float network that all three start from": {**FIRST_PHASE, **_schedule("hlhlp", bits=[32, 2])},
         },
     ),
+    "ResNet-20, equal length": (
+        ("ResNet-20", "accuracy", "difference to HLHLp"),
+        {
+            "dataset": {"name": "cifar10_16", "train_samples": None, "validation": 0.1},
+            "model": {"name": "resnet20"},
+            "training": {"steps": 11_200},
+            "quantizer": {"name": "uniform_l2"},
+        },
+        {
+            "HLHLp: 4,000 steps of float training, three phases of 2,400": _schedule("hlhlp", lengths=None),
+            "fine-tuning: 4,000 of float training, 2,400 with 2 bits": {
+                **_schedule("fine_tuning", lengths=None),
+                "training": {"steps": 6400},
+            },
+            "fine-tuning, as long as HLHLp: 8,800 of float training, 2,400 with 2 bits": _schedule(
+                "fine_tuning", lengths=[22, 6]
+            ),
+            "the float network that HLHLp starts from, 4,000 steps": {**FIRST_PHASE, **_schedule("hlhlp", lengths=None)},
+            "the longer float network, 8,800 steps": {**FIRST_PHASE, **_schedule("fine_tuning", lengths=[22, 6])},
+        },
+    ),
     **{
         f"Transformer {steps:,}": (
             ("Transformer", "perplexity", "difference to static 8 bits"),

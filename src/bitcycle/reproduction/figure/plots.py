@@ -368,7 +368,7 @@ def _forest_panel(axes: Axes, rows: Sequence[ClaimResult]) -> None:
         whose = "ours, proxy" if row.scope.startswith("proxy") else "ours"
         words, filling = (f"{whose}: {found}", colour) if row.decided else (f"{whose}: leaning, {found}", "white")
         axes.plot([middle], [place], "o", label=words, color=colour, markerfacecolor=filling, markersize=5)
-        if row.published_value is not None:
+        if row.published_value is not None and row.published_inside is not None:  # of one arm, as the estimate
             axes.plot([row.published_value], [place], "D", color="black", markerfacecolor="none", label="published")
     axes.set_yticks(range(len(rows)), [row.claim_id for row in rows], fontsize=7.5)
     axes.set_ylim(len(rows) - 0.4, -0.6)

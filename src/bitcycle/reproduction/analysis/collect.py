@@ -7,6 +7,7 @@ steps, phases, the levels of a range test, and the bits chosen by gates. Equal r
 
 import gzip
 import json
+import re
 import sys
 from collections.abc import Iterable, Mapping
 from pathlib import Path
@@ -111,9 +112,17 @@ def write_curve(folder: RunFolder, target: Path) -> Path:
 
 
 def read_curve(folder: Path, row: Mapping[str, Any]) -> dict[str, Any]:
-    """Read the curve of a run, given its row in runs.csv; empty if there is none."""
+    """Read the curve of a run, given its row in runs.csv; empty if there is none. The blocks of an allocation, which the file has
+    in alphabetical order, get that of the network, by their numbers."""
     path = folder / curve_name(row)
-    return dict(json.loads(gzip.decompress(path.read_bytes()))) if path.exists() else {}
+    curve = dict(json.loads(gzip.decompress(path.read_bytes()))) if path.exists() else {}
+    for step, blocks in curve.get("allocation", {}).items():
+        curve["allocation"][step] = {name: blocks[name] for name in sorted(blocks, key=_numbered)}
+    return curve
+
+
+def _numbered(block: str) -> list[str | int]:
+    return [int(part) if part.isdigit() else part for part in re.split(r"(\d+)", block)]
 
 
 def main() -> None:

@@ -16,7 +16,7 @@ from bitcycle.reproduction.analysis.items import PAPERS, Item
 from bitcycle.reproduction.analysis.statistics import over_seeds
 from bitcycle.reproduction.figure import board, data
 from bitcycle.reproduction.figure.data import ItemData, differences, panels_of, status_line, timed
-from bitcycle.reproduction.figure.make import draw_item, make_item, write_picture
+from bitcycle.reproduction.figure.make import draw_item, inputs_of, make_item, write_picture
 from bitcycle.reproduction.figure.plots import forest, side_by_side
 from bitcycle.reproduction.figure.style import Drawing
 from tests.conftest import ROOT
@@ -296,6 +296,31 @@ def test_only_what_has_changed_is_drawn(tmp_path, monkeypatch):
     assert make_once([2]) == first and len(drawn) == 2, "a file that was changed is restored"
     assert write_picture("x", [3], tmp_path / "x", lambda: None) is None
     assert not (tmp_path / "x.png").exists(), "no picture of results that are gone"
+
+
+def recorded(
+    name: str, *cells: Cell, metric: str = "", value: str = "", busy: tuple[tuple[str, str], ...] = ()
+) -> ItemData:
+    """An item beside two other settings of its group, one of whose metrics is `value` instead of 50."""
+    others = [run for settings in (CYCLIC, STATIC) for run in made_up(50.0, 50.0, **settings, **SMALL).runs]
+    others[0] = replace(others[0], row={**others[0].row, **({metric: value} if metric else {})})
+    return data_of(name, *cells, pool=Pool([*others, *(run for cell in cells for run in cell.runs)], busy))
+
+
+@pytest.mark.parametrize(("item", "metric", "other"), [("cpt/fig5", "best", "final"), ("better/fig3", "final", "best")])
+def test_a_picture_depends_on_the_pooled_deviation_of_its_metric(item, metric, other):
+    """The pictures of CPT and FracTrain, which draw the best metric, kept intervals with the deviations of earlier runs."""
+    cell = made_up(50.0, schedule="RTH", **SMALL)
+    before = inputs_of(recorded(item, cell))
+    assert before != inputs_of(recorded(item, cell, metric=metric, value="60"))
+    assert before == inputs_of(recorded(item, cell, metric=other, value="60"))
+
+
+def test_a_picture_over_time_depends_on_who_had_the_machine_alone():
+    cells = on("CPU", 1, made_up(50.0, **STATIC, **SMALL))
+    busy = (("2026-11-26T01:00:00+00:00", "2026-11-26T02:00:00+00:00"),)
+    for name, differs in (("partial/fig2", True), ("partial/fig1", False)):
+        assert (inputs_of(recorded(name, *cells)) != inputs_of(recorded(name, *cells, busy=busy))) == differs
 
 
 def test_rounding_errors_of_the_layout_do_not_change_a_picture():

@@ -28,7 +28,7 @@ DESCRIPTIONS = Path(__file__).parent / "papers"
 class Spec:
     """The description of an item in its paper's file."""
 
-    column: str = "final"  # column of runs.csv with the metric that the paper reports: final or best
+    column: str = "final"  # the metric that the paper reports, see `metrics.reading`: final or best
     cost: str = "gbitops"  # column of runs.csv with the cost: gbitops or gbitops_to_best
     named: str = "method"  # fact that is the paper's name of a method, see `contrast.FACTS`
     base: Optional[Selector] = None  # facts that select the baseline

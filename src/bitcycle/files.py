@@ -63,7 +63,7 @@ def write_json(path: Path, value: Any) -> None:
 def read_json(path: Path) -> Any:
     """The content of a JSON file, or None if it is missing or damaged."""
     try:
-        return json.loads(path.read_text())
+        return json.loads(path.read_text(encoding="utf-8"))
     except (FileNotFoundError, NotADirectoryError, json.JSONDecodeError, UnicodeDecodeError):
         return None
 
@@ -114,7 +114,7 @@ def read_csv(path: Path, missing_ok: bool = False) -> list[dict[str, str]]:
     """The rows of a table; with `missing_ok`, an empty list if there is no file. Raises FileNotFoundError if there is no file."""
     if missing_ok and not path.exists():
         return []
-    with open(path, newline="") as stream:
+    with open(path, newline="", encoding="utf-8") as stream:
         return list(csv.DictReader(stream))
 
 

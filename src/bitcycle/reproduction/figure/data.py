@@ -44,7 +44,7 @@ class Spec:
 @cache
 def _content(paper: str) -> dict[str, Any]:
     path = DESCRIPTIONS / f"{paper}.yaml"
-    return dict(yaml.safe_load(path.read_text())) if path.exists() else {}
+    return dict(yaml.safe_load(path.read_text(encoding="utf-8"))) if path.exists() else {}
 
 
 @dataclass(frozen=True)

@@ -36,7 +36,7 @@ from bitcycle.training.run_folder import RunFolder
 MACS_PER_GBITOP = 1e9 / 32**2
 """Effective MACs per GBitOp in FracTrain: a float MAC has 32 x 32 bit operations."""
 LABELS = ("group", "model", "dataset", "method", "schedule", "fw_bits", "bw_bits", "setting", "metric", "unit")
-WORDS: dict[str, Any] = yaml.safe_load(Path(__file__).with_name("table.yaml").read_text())
+WORDS: dict[str, Any] = yaml.safe_load(Path(__file__).with_name("table.yaml").read_text(encoding="utf-8"))
 """What published metrics, relations and settings of schedules are in our tables."""
 
 

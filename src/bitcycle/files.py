@@ -99,8 +99,15 @@ def as_csv(columns: Sequence[str], rows: Iterable[Mapping[str, Any]]) -> str:
 
 
 def markdown_table(titles: Sequence[str], rows: Iterable[Sequence[object]]) -> str:
-    """A table as Markdown."""
-    lines = [f"| {' | '.join(map(str, cells))} |" for cells in (titles, *rows)]
+    r"""A table as Markdown.
+
+    >>> print(markdown_table(["a|b", "c"], [[1, 2]]))
+    | a\|b | c |
+    |---|---|
+    | 1 | 2 |
+    """
+    texts = ([str(cell).replace("|", "\\|") for cell in cells] for cells in (titles, *rows))
+    lines = [f"| {' | '.join(cells)} |" for cells in texts]
     return "\n".join([lines[0], "|---" * len(titles) + "|", *lines[1:]])
 
 

@@ -12,6 +12,9 @@ from typing import IO, Any
 
 from bitcycle.errors import RunError
 
+RUNS = Path("results/runs")
+"""Default folder of the run folders."""
+
 
 def write_atomically(path: Path, write: Any) -> None:
     """Create or replace a file atomically: after a crash it has either the old or the new content. `write` is called with a

@@ -16,7 +16,7 @@ from typing import Any
 from omegaconf import OmegaConf
 
 from bitcycle.door import parser_of
-from bitcycle.files import read_csv, read_object, read_records, write_bytes, write_csv
+from bitcycle.files import RUNS, read_csv, read_object, read_records, write_bytes, write_csv
 from bitcycle.picture.curve import AT_Q_MAX, curve_of
 from bitcycle.reproduction.measurement.artifacts import ANALYSES, IDENTITY, copy_results, run_name
 from bitcycle.settings import SettingError
@@ -24,7 +24,6 @@ from bitcycle.sweep.table import PLACES
 from bitcycle.training.run_folder import RunFolder
 
 SUMMARY = Path("results/summary/runs.csv")
-RUNS = Path("results/runs")
 AT_TOP = {f"{name}{AT_Q_MAX}": name for name in ("final", "best")}
 COLUMNS = (
     *("scale", "model", "dataset", "quantizer", "schedule", "q_min", "q_max", "cycles", "seed", "hash", "total_steps"),

@@ -420,3 +420,24 @@ def test_lock_that_was_just_taken_names_no_process(tmp_path):
         assert "None" not in str(error.value)
         assert second.is_in_use()
     assert not second.is_in_use()
+
+
+READS = """
+import sys
+from pathlib import Path
+from bitcycle.files import read_csv, read_json, write_csv
+from bitcycle.reproduction.measurement.artifacts import Result, read_result, write_result
+folder, name = Path(sys.argv[1]), chr(0xe4)
+write_csv(folder / "a.csv", ["name"], [{"name": name}])
+(folder / "a.json").write_bytes(b'["' + name.encode() + b'"]')
+write_result(folder / "b.csv", Result({"columns": ["noise"]}, [{"noise": name}]))
+assert read_csv(folder / "a.csv") == [{"name": name}]
+assert read_json(folder / "a.json") == [name]
+assert read_result(folder / "b.csv").rows == [{"noise": name}]
+"""
+
+
+def test_files_are_read_in_utf8_in_every_locale(tmp_path):
+    ascii_only = {**os.environ, "LC_ALL": "C", "PYTHONUTF8": "0", "PYTHONCOERCECLOCALE": "0"}
+    done = subprocess.run([sys.executable, "-c", READS, tmp_path], env=ascii_only, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr

@@ -15,6 +15,7 @@ from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
 from bitcycle.dataset import DATASETS, DatasetOptions
+from bitcycle.files import RUNS
 from bitcycle.hardware import HARDWARE, HardwareOptions
 from bitcycle.model import MODELS, ModelOptions
 from bitcycle.presets import Presets
@@ -51,7 +52,7 @@ class RunConfig(Settings):
         "folder of the datasets; default: BITCYCLE_DATA, else ./data",
         affects_result=False,
     )
-    results_root: str = setting("results/runs", "folder of the run folders", affects_result=False)
+    results_root: str = setting(RUNS.as_posix(), "folder of the run folders", affects_result=False)
     dry_run: str = setting(
         "false",
         "true: print the plan and its cost without reading data; json: the same as JSON",

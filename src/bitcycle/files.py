@@ -12,6 +12,9 @@ from typing import IO, Any
 
 from bitcycle.errors import RunError
 
+RUNS = Path("results/runs")
+"""Default folder of the run folders."""
+
 
 def write_atomically(path: Path, write: Any) -> None:
     """Create or replace a file atomically: after a crash it has either the old or the new content. `write` is called with a
@@ -63,7 +66,7 @@ def write_json(path: Path, value: Any) -> None:
 def read_json(path: Path) -> Any:
     """The content of a JSON file, or None if it is missing or damaged."""
     try:
-        return json.loads(path.read_text())
+        return json.loads(path.read_text(encoding="utf-8"))
     except (FileNotFoundError, NotADirectoryError, json.JSONDecodeError, UnicodeDecodeError):
         return None
 
@@ -99,8 +102,15 @@ def as_csv(columns: Sequence[str], rows: Iterable[Mapping[str, Any]]) -> str:
 
 
 def markdown_table(titles: Sequence[str], rows: Iterable[Sequence[object]]) -> str:
-    """A table as Markdown."""
-    lines = [f"| {' | '.join(map(str, cells))} |" for cells in (titles, *rows)]
+    r"""A table as Markdown.
+
+    >>> print(markdown_table(["a|b", "c"], [[1, 2]]))
+    | a\|b | c |
+    |---|---|
+    | 1 | 2 |
+    """
+    texts = ([str(cell).replace("|", "\\|") for cell in cells] for cells in (titles, *rows))
+    lines = [f"| {' | '.join(cells)} |" for cells in texts]
     return "\n".join([lines[0], "|---" * len(titles) + "|", *lines[1:]])
 
 
@@ -114,7 +124,7 @@ def read_csv(path: Path, missing_ok: bool = False) -> list[dict[str, str]]:
     """The rows of a table; with `missing_ok`, an empty list if there is no file. Raises FileNotFoundError if there is no file."""
     if missing_ok and not path.exists():
         return []
-    with open(path, newline="") as stream:
+    with open(path, newline="", encoding="utf-8") as stream:
         return list(csv.DictReader(stream))
 
 

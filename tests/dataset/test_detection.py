@@ -187,6 +187,12 @@ def groups_of(ratios: torch.Tensor, epoch: int) -> list[list[int]]:
     return [batch.tolist() for batch in grouped_order(ratios, 2, 9, seed=3, epoch=epoch, mixing=epoch)]
 
 
+def test_fewer_samples_than_a_batch_are_one_batch():
+    """There was an empty batch before it, and the first step raised."""
+    (batch,) = grouped_order(torch.tensor([0.7, 1.5, 0.7]), 4, 3, seed=0, epoch=0, mixing=0)
+    assert sorted(batch.tolist()) == [0, 1, 2]
+
+
 def test_any_step_can_be_the_first_with_or_without_memory(data_root):
     train = VocSmall().read(data_root).train[:7]
     expected = list(itertools.islice(_batches(train).starting_at(0), 9))

@@ -281,6 +281,14 @@ def test_batches_follow_from_seed_and_epoch(utterances, pool):
             assert torch.equal(tensor, other)
 
 
+@pytest.mark.parametrize("pool", [1, 3])
+def test_fewer_utterances_than_a_batch_are_trained_on_in_every_step(utterances, pool):
+    batches = UtteranceBatches(utterances, 64, pool, seed=0)
+    found = list(itertools.islice(batches.starting_at(0), 2))
+    assert [len(batch.lengths) for batch in found] == [48, 48]
+    assert found[0].lengths.sum() == found[1].lengths.sum() == utterances.lengths.sum()
+
+
 def test_pools_pad_less(utterances):
     def padded(pool: int) -> int:
         batches = UtteranceBatches(utterances, 8, pool, seed=0).order(0)

@@ -7,10 +7,11 @@ import random
 import numpy
 import pytest
 import torch
+import torch.nn.functional as F
 from torch import nn
 
 import bitcycle
-from bitcycle.layer.products.quantized_product import QuantizedProduct
+from bitcycle.layer.products.quantized_product import QuantizedProduct, penalty
 from bitcycle.layer.state import PrecisionState
 from bitcycle.settings import SettingError
 
@@ -81,6 +82,57 @@ def test_the_trainer_of_transformers(kind, tmp_path):
     for name, value in whole.model.state_dict().items():
         found = second.model.state_dict()[name]
         torch.testing.assert_close(found, value, rtol=0, atol=0, msg=lambda text, name=name: f"{name}: {text}")
+
+
+class Clipped(nn.Module):
+    """A network with a layer that follows a ReLU, as PACT requires."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layers = nn.Sequential(nn.Linear(4, 4), nn.ReLU(), nn.Linear(4, 4), nn.ReLU(), nn.Linear(4, 2))
+
+    def forward(self, x, labels):
+        logits = self.layers(x)
+        return {"loss": F.cross_entropy(logits, labels), "logits": logits}
+
+
+def test_a_training_after_an_interrupted_one_has_each_penalty_once(tmp_path):
+    from bitcycle.integrations.transformers import PrecisionCallback
+
+    losses = []
+
+    class Interrupt(transformers.TrainerCallback):
+        def on_step_begin(self, args, state, control, model=None, **_):
+            output = model(torch.ones(1, 4), torch.tensor([0]))
+            plain = F.cross_entropy(output["logits"], torch.tensor([0]))
+            losses.append((output["loss"].item(), (plain + penalty(model, plain)).item()))
+            if len(losses) == 1:
+                raise KeyboardInterrupt
+
+    plain, _ = trainer("vit", tmp_path, max_steps=1)
+    sets = [{"x": torch.ones(4), "labels": torch.tensor(i % 2)} for i in range(16)]
+    precision = PrecisionCallback("static", "pact_binary", q_max=1, gradient=32)
+    whole = transformers.Trainer(Clipped(), plain.args, train_dataset=sets, callbacks=[precision, Interrupt()])
+    with pytest.raises(KeyboardInterrupt):
+        whole.train()
+    whole.train()
+    for found, expected in losses:
+        assert found == pytest.approx(expected, abs=1e-6)
+
+
+def test_a_checkpoint_outside_the_output_folder_is_resumed_exactly_or_refused(tmp_path):
+    """Its cost and the state of its schedule silently started at 0."""
+    whole, callback = trainer("bert", tmp_path / "whole")
+    whole.train()
+    first, _ = trainer("bert", tmp_path / "parts", stop_after=2)
+    first.train()
+    saved = tmp_path / "parts" / "checkpoint-2"
+    second, _ = trainer("bert", tmp_path / "elsewhere")
+    with pytest.raises(SettingError, match=r"checkpoint-2.* Remedy: .*TrainingArguments\(resume_from_checkpoint="):
+        second.train(resume_from_checkpoint=str(saved))
+    second, resumed = trainer("bert", tmp_path / "elsewhere", resume_from_checkpoint=str(saved))
+    second.train(resume_from_checkpoint=str(saved))
+    assert resumed.control.cost() == callback.control.cost()
 
 
 def test_what_the_trainer_of_transformers_cannot_train(tmp_path):

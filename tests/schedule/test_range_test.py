@@ -13,8 +13,10 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 from rich.console import Console
+from torch import nn
 
 from bitcycle.files import read_json, read_records
+from bitcycle.layer import PrecisionController
 from bitcycle.precision import Precision
 from bitcycle.reproduction.analysis.collect import summary_row
 from bitcycle.schedule import schedule
@@ -101,6 +103,36 @@ def test_a_diverged_precision_makes_training_begin_anew():
     assert anew == [False, True, False, False, False, True, False, False]
     assert bound.result["q_min"] == 6
     assert "no lower precision" in bound.result["reason"]
+
+
+def tanh_network(channels: int, size: int, classes: int) -> nn.Sequential:
+    """Its second layer has negative inputs, which the first batch shows."""
+    layers = nn.Linear(channels * size**2, 16), nn.Tanh(), nn.Linear(16, 16), nn.ReLU(), nn.Linear(16, classes)
+    return nn.Sequential(nn.Flatten(), *layers)
+
+
+@pytest.mark.parametrize("options", [["uniform_l2"], ["uniform_l2", "quantizer.activation_levels=unit"], ["dorefa"]])
+def test_training_that_begins_anew_forgets_the_inputs_it_has_met(options, digits):
+    """uniform_l2 could not load the new weights, and DoReFa kept its trained range."""
+    network = f"model.target={__name__}:tanh_network"
+    quantizer = f"quantizer={options[0]}", "quantizer.float_layers=[]", *options[1:]
+    plan = digits("schedule=range_test", "schedule.gradient=32", "model=custom", network, *quantizer)
+    trainer, fresh = Trainer(plan, CPU), plan.build_model().train()
+    trainer.schedule.indicator.diverged = True
+    batches = trainer.task.batches(0)
+    for _ in range(trainer.schedule.lengths[0]):
+        trainer.train_step(next(batches))
+    assert trainer.schedule.should_reset
+    controllers = trainer.controller, PrecisionController(fresh, plan.schedule)
+    images = torch.rand(8, *next(batches).inputs.shape[1:]) - 0.5
+    outputs = []
+    for controller, model in zip(controllers, (trainer.model, fresh)):
+        assert model[3].activation_quantizer.non_negative
+        controller.use(Precision(3, 3, 32))
+        outputs.append(model(images))
+        assert not model[3].activation_quantizer.non_negative
+    assert torch.equal(*outputs)
+    torch.testing.assert_close(trainer.model.state_dict(), fresh.state_dict(), rtol=0, atol=0)
 
 
 @given(

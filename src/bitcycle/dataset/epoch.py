@@ -61,6 +61,8 @@ def grouped_order(values: Tensor, batch_size: int, pool: int, seed: int, epoch: 
     """
     order = epoch_order(len(values), seed, epoch)
     full = len(order) // batch_size * batch_size
+    if not full:
+        return [order]  # splitting no samples gives an empty batch
     pools = [part[values[part].argsort(stable=True)] for part in order[:full].split(batch_size * pool)]
     batches = [batch for part in pools for batch in part.split(batch_size)]
     mixed = [batches[place] for place in permutation(len(batches), mixing).tolist()]

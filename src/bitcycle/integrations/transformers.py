@@ -11,7 +11,6 @@ A converted model is saved with its original parameter names and with its conver
 "bitcycle" in its config.json. If this module is imported, `from_pretrained` restores the conversion and the saved bits.
 """
 
-import json
 import math
 from collections.abc import Sequence
 from contextlib import ExitStack
@@ -32,6 +31,7 @@ from transformers.quantizers.base import HfQuantizer
 from transformers.trainer_utils import has_length
 from transformers.utils.quantization_config import QuantizationConfigMixin
 
+from bitcycle.files import read_object, write_json
 from bitcycle.integrations import bound_schedule, check_evaluate_at, experts
 from bitcycle.layer.control.controller import PrecisionController
 from bitcycle.layer.conversion.by_function import ATTENTION_PRODUCTS
@@ -229,15 +229,15 @@ class PrecisionCallback(TrainerCallback):
         epoch = batches / args.gradient_accumulation_steps
         bound = bound_schedule(self.schedule, self.options, state.max_steps, epoch)
         self.control = PrecisionController(model, bound, seed=args.seed, hardware=self.hardware)
-        saved = Path(args.output_dir, f"checkpoint-{state.global_step}", STATE_FILE)
-        if state.global_step and saved.exists():
-            self.control.load_state_dict(json.loads(saved.read_text()))
-        self._penalties = model.register_forward_hook(_add_penalty)
-        for hook in self._hooks:  # of an earlier training
+        if state.global_step:
+            self.control.load_state_dict(_saved_state(args, state.global_step))
+        for hook in self._hooks:  # of an earlier training, which may have been interrupted
             hook.remove()
+        self._penalties = model.register_forward_hook(_add_penalty)
+        self._hooks = [self._penalties]
         if self.evaluate_at == "q_max":
             begin, end = self._begin_evaluation, self._end_evaluation
-            self._hooks = [model.register_forward_pre_hook(begin), model.register_forward_hook(end, always_call=True)]
+            self._hooks += [model.register_forward_pre_hook(begin), model.register_forward_hook(end, always_call=True)]
 
     def _begin_evaluation(self, model: nn.Module, _inputs: Any) -> None:
         if not model.training and self.control is not None:
@@ -261,13 +261,26 @@ class PrecisionCallback(TrainerCallback):
             state.log_history[-1] |= values  # the trainer fills it before this event
 
     def on_save(self, args: Any, state: Any, control: Any, **_: Any) -> None:
-        if self.control is not None and state.is_world_process_zero:
+        if self.control is not None and args.should_save:
             folder = Path(args.output_dir, f"checkpoint-{state.global_step}")
             folder.mkdir(parents=True, exist_ok=True)
-            (folder / STATE_FILE).write_text(json.dumps(self.control.state_dict()))
+            write_json(folder / STATE_FILE, self.control.state_dict())
 
     def on_train_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:
         self._penalties.remove()
+
+
+def _saved_state(args: Any, step: int) -> dict[str, Any]:
+    """The state of the resumed checkpoint, whose folder the Trainer does not tell callbacks. Raises SettingError without one."""
+    folder = Path(args.resume_from_checkpoint or Path(args.output_dir, f"checkpoint-{step}"))
+    saved = read_object(folder / STATE_FILE)
+    if saved.get("next_step") != step:
+        problem = f"has no {STATE_FILE} with the cost and the schedule of step {step}"
+        remedy = (
+            "if the resumed checkpoint lies outside output_dir, give TrainingArguments(resume_from_checkpoint=...) too"
+        )
+        raise SettingError("resume_from_checkpoint", folder, problem, remedy)
+    return saved
 
 
 def _add_penalty(model: nn.Module, _inputs: Any, output: Any) -> Any:

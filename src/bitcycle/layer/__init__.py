@@ -2,7 +2,7 @@
 
 from bitcycle.layer.batch_norm import share_batch_norm
 from bitcycle.layer.control.controller import PrecisionController
-from bitcycle.layer.control.phase_transition import carry_quantized, restart_quantizers, step_ratio
+from bitcycle.layer.control.phase_transition import begin_anew, carry_quantized, restart_quantizers, step_ratio
 from bitcycle.layer.control.report import ConversionReport, conversion_report
 from bitcycle.layer.conversion.convert import (
     DEFAULT_FLOAT_LAYERS,
@@ -60,6 +60,7 @@ __all__ = [
     "QuantizedMultiheadAttention",
     "QuantizedProduct",
     "QuantizedSageConvolution",
+    "begin_anew",
     "carry_quantized",
     "conversion_plan",
     "conversion_report",

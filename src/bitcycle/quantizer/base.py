@@ -117,6 +117,11 @@ class TensorQuantizer(_Quantizer):
         self.non_negative = False
         self.register_buffer("signed_inputs", torch.ones((), dtype=torch.bool, device=x.device))
 
+    def forget_signed(self) -> None:
+        """Undo `accept_signed`, which must have been called."""
+        del self.signed_inputs
+        self.non_negative = True
+
     def _load_from_state_dict(self, state_dict: dict[str, Any], prefix: str, *arguments: Any) -> None:
         if f"{prefix}signed_inputs" in state_dict and "signed_inputs" not in self._buffers:
             self.accept_signed(state_dict[f"{prefix}signed_inputs"])

@@ -103,6 +103,10 @@ class DorefaActivation(TensorQuantizer):
         self.fixed_range = None
         self.signed_form = SbmActivation(compile=self.compile_kernel).to(x.device).train(self.training)
 
+    def forget_signed(self) -> None:
+        super().forget_signed()
+        self.fixed_range, self.signed_form = (0.0, 1.0), None
+
     @property
     def adapts(self) -> bool:
         return self.non_negative if self.signed_form is None else self.signed_form.adapts

@@ -116,6 +116,10 @@ class UniformActivation(_StepKeeper):
         self.signed = True
         self.restart()
 
+    def forget_signed(self) -> None:
+        super().forget_signed()
+        self.signed = False
+
     def forward(self, x: Tensor, bits: Tensor) -> Tensor:
         return with_gradient(self._quantize, self._gradient, x, self._step(bits), bits)
 
@@ -154,6 +158,10 @@ class UnitActivation(TensorQuantizer):
     def accept_signed(self, x: Tensor) -> None:
         super().accept_signed(x)
         self.low, self.fixed_range = -1.0, (-1.0, 1.0)
+
+    def forget_signed(self) -> None:
+        super().forget_signed()
+        self.low, self.fixed_range = 0.0, (0.0, 1.0)
 
     def forward(self, x: Tensor, bits: Tensor) -> Tensor:
         low = computable(x.new_full((1,), self.low))

@@ -34,10 +34,10 @@ from yaml import YAMLError
 from bitcycle.configuration import SCALES
 from bitcycle.door import parser_of
 from bitcycle.errors import EXIT_DONE, EXIT_INTERRUPTED, EXIT_WRONG_CONFIGURATION, RunError
-from bitcycle.files import read_csv, resource_root, try_lock
+from bitcycle.files import RUNS, read_csv, resource_root, try_lock
 from bitcycle.guard import guarded
 from bitcycle.reproduction.analysis.claims import read_claims
-from bitcycle.reproduction.analysis.collect import RUNS, SUMMARY, collect_folders, identity
+from bitcycle.reproduction.analysis.collect import SUMMARY, collect_folders, identity
 from bitcycle.reproduction.analysis.frozen import check_frozen, read_families
 from bitcycle.reproduction.analysis.items import BOARDS, PUBLISHED
 from bitcycle.reproduction.manifest import record_launch

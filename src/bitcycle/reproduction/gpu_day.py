@@ -25,10 +25,9 @@ from bitcycle.doctor.__main__ import DEMO, examine
 from bitcycle.doctor.duration import RunTime, measure_kinds
 from bitcycle.door import parser_of
 from bitcycle.errors import EXIT_DONE, EXIT_INTERRUPTED, RunError
-from bitcycle.files import read_object, resource_root, write_bytes, write_json
+from bitcycle.files import RUNS, read_object, resource_root, write_bytes, write_json
 from bitcycle.guard import guarded
 from bitcycle.reproduction.analysis.claims import UNTRAINED, Claim, read_claims
-from bitcycle.reproduction.analysis.collect import RUNS
 from bitcycle.reproduction.analysis.items import PUBLISHED, Item, read_items
 from bitcycle.reproduction.figure.page import Entry
 from bitcycle.reproduction.figure.table import as_markdown, published_table

@@ -13,9 +13,9 @@ from rich.table import Table
 from bitcycle.configuration import SCALES
 from bitcycle.door import parser_of
 from bitcycle.errors import EXIT_DONE, EXIT_FAILED, EXIT_INTERRUPTED
-from bitcycle.files import resource_root
+from bitcycle.files import RUNS, resource_root
 from bitcycle.guard import guarded
-from bitcycle.reproduction.analysis.collect import RUNS, collect
+from bitcycle.reproduction.analysis.collect import collect
 from bitcycle.reproduction.campaign import Campaign, Part, only_campaign, train
 from bitcycle.reproduction.figure.make import make_all
 from bitcycle.reproduction.figure.page import Entry

@@ -18,7 +18,7 @@ from yaml import YAMLError
 
 from bitcycle.cache import cached
 from bitcycle.configuration import SCALES, RunConfig
-from bitcycle.files import digest_of, resource_root
+from bitcycle.files import RUNS, digest_of, resource_root
 from bitcycle.settings import SettingError, nearest
 from bitcycle.sweep.composition import composing
 from bitcycle.sweep.grid import Overrides, as_text, command_line, distinct_settings, expand, substitute
@@ -30,8 +30,6 @@ FINISHED = ("done", "recorded")
 """States of runs that need no training."""
 UNFINISHED = ("missing", "resumable", "failed")
 """States of runs that need training and that no other process trains."""
-DEFAULT_ROOT = "results/runs/"
-"""The folder of all runs in which sweeps look for the weights of others' runs."""
 Compose = Callable[[Overrides], RunConfig | str]
 """Settings of a run -> its validated configuration, or an error message."""
 
@@ -100,9 +98,10 @@ def _below(root: str, value: str) -> str:
     >>> _below("elsewhere", "results/runs/mini/a/seed=0"), _below("elsewhere", "CR")
     ('elsewhere/mini/a/seed=0', 'CR')
     """
-    if not value.startswith(DEFAULT_ROOT) or Path(value).exists():
+    default = f"{RUNS.as_posix()}/"
+    if not value.startswith(default) or Path(value).exists():
         return value
-    return f"{root.rstrip('/')}/{value.removeprefix(DEFAULT_ROOT)}"
+    return f"{root.rstrip('/')}/{value.removeprefix(default)}"
 
 
 @cache
@@ -214,7 +213,7 @@ def mark(runs: Iterable[SweepRun], chosen: Collection[str | None], state: str) -
     return [replace(run, elsewhere=state) if run.path in chosen else run for run in runs]
 
 
-def sweep_index(root: Path, scale: str, results_root: str = "results/runs") -> dict[str, list[SweepRun]]:
+def sweep_index(root: Path, scale: str, results_root: str = RUNS.as_posix()) -> dict[str, list[SweepRun]]:
     """PAPER/ITEM -> runs of every sweep file of a repository; raises SettingError for an unknown scale, or if there are none."""
     settings = {"scale": scale, "results_root": results_root}
     expanded = {name: read_sweep(file).expand(scale, settings) for name, file in sweep_files(root).items()}

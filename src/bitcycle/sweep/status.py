@@ -13,11 +13,11 @@ from rich.table import Table
 from bitcycle.configuration import SCALES
 from bitcycle.door import parser_of
 from bitcycle.errors import EXIT_DONE
-from bitcycle.files import resource_root
+from bitcycle.files import RUNS, resource_root
 from bitcycle.sweep.local import useful_workers
 from bitcycle.sweep.registry import FINISHED, STATES, SweepRun, distinct, sweep_index
 from bitcycle.training.display import console
-from bitcycle.training.report import DEFAULT_ROOT, status_table
+from bitcycle.training.report import status_table
 
 NOTE_LETTERS = 70
 
@@ -124,14 +124,14 @@ def main() -> int:
     """Print the tables of the scales on the command line, by default of all with runs; returns the exit code."""
     screen = console(180)
     parser = parser_of("status")
-    words = "paper, mini or smoke; default: every scale with runs in results/runs"
+    words = f"paper, mini or smoke; default: every scale with runs in {RUNS}"
     parser.add_argument("scales", nargs="*", metavar="SCALE", help=words)
-    scales = parser.parse_args().scales or [scale for scale in SCALES if (DEFAULT_ROOT / scale).is_dir()]
+    scales = parser.parse_args().scales or [scale for scale in SCALES if (RUNS / scale).is_dir()]
     if not scales:
-        screen.print(status_table(DEFAULT_ROOT))
+        screen.print(status_table(RUNS))
     for scale in scales:
-        index = sweep_index(resource_root(), scale, str(DEFAULT_ROOT))
-        screen.print(status_table(DEFAULT_ROOT / scale))
+        index = sweep_index(resource_root(), scale, str(RUNS))
+        screen.print(status_table(RUNS / scale))
         screen.print(sweeps_table(list(index.items()), f"sweeps at scale {scale}", useful_workers()))
     return EXIT_DONE
 

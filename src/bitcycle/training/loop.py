@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from bitcycle import distributed
 from bitcycle.device import seed_step
 from bitcycle.errors import RunError
-from bitcycle.layer import PrecisionController, penalty, share_batch_norm
+from bitcycle.layer import PrecisionController, begin_anew, penalty, share_batch_norm
 from bitcycle.layer.memory_format import channels_last
 from bitcycle.precision import FLOAT, Precision
 from bitcycle.randomness import derive
@@ -201,7 +201,7 @@ class Trainer:
             if isinstance(schedule, SearchSchedule) and schedule.finished:
                 self.total_steps = self.step
             if isinstance(schedule, SearchSchedule) and schedule.should_reset:
-                self.model.load_state_dict(self.plan.build_model().state_dict())
+                begin_anew(self.model, self.plan.build_model().state_dict())
                 self.optimizer.state.clear()
                 self.average = WeightAverage()
 

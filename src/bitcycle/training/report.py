@@ -15,8 +15,6 @@ from bitcycle.training.display import console
 from bitcycle.training.plan import Plan
 from bitcycle.training.run_folder import RunFolder
 
-DEFAULT_ROOT = Path("results/runs")
-
 
 def plan_report(plan: Plan) -> Group:
     """Settings, precision, layers and cost of a planned run."""

@@ -63,6 +63,19 @@ def test_curves_are_equal_bytes(tmp_path):
     assert read_curve(tmp_path / "curves", {**SUMMARY, "seed": 4}) == {}
 
 
+def test_blocks_of_an_allocation_are_read_in_the_order_of_the_network(tmp_path):
+    """Block 10 stood before block 2, so that the thirds of a deep network were not its thirds."""
+    folder = RunFolder(tmp_path / "run")
+    folder.path.mkdir()
+    write_json(folder.summary, SUMMARY)
+    blocks = [f"group{group}.{number}" for group in (1, 2) for number in range(12)]
+    test = {**RECORDS[-1], "allocation": {name: {"8/8": 1.0} for name in blocks}}
+    folder.metrics.write_text("".join(json.dumps(record) + "\n" for record in [RECORDS[0], test]))
+    write_curve(folder, tmp_path / "curves")
+    (found,) = read_curve(tmp_path / "curves", SUMMARY)["allocation"].values()
+    assert list(found) == blocks
+
+
 def test_allocations_are_kept_where_figure_8_looks():
     tests = [{**RECORDS[-1], "step": step, "allocation": {"group1.0": {"0/0": step / 160}}} for step in range(1, 161)]
     found = curve_of([RECORDS[0], *tests], {**SUMMARY, "total_steps": 160})["allocation"]

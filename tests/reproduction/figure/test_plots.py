@@ -16,7 +16,7 @@ from bitcycle.reproduction.analysis.items import PAPERS, Item
 from bitcycle.reproduction.analysis.statistics import over_seeds
 from bitcycle.reproduction.figure import board, data
 from bitcycle.reproduction.figure.data import ItemData, differences, panels_of, status_line, timed
-from bitcycle.reproduction.figure.make import draw_item, make_item, write_picture
+from bitcycle.reproduction.figure.make import draw_item, inputs_of, make_item, write_picture
 from bitcycle.reproduction.figure.plots import forest, side_by_side
 from bitcycle.reproduction.figure.style import Drawing
 from tests.conftest import ROOT
@@ -205,6 +205,19 @@ def test_a_seed_is_compared_as_soon_as_the_static_runs_around_its_cost_have_it()
     assert (rows["ETH"].gap.mean, rows["ETH"].gap.n) == (pytest.approx(1.0), 1)
 
 
+def test_static_runs_of_equal_cost_are_one_baseline():
+    """Two static settings of equal length could not be sorted. By hand: at 0.75 of the cost, static 8 bits has 56 for seed 0
+    (between 50 and the mean of 60 and 64) and 55 for seed 1, which one of them has."""
+    cells = [
+        on_board(60, 60, **STATIC),
+        on_board(64, **STATIC, training__learning_rate__initial=0.2),
+        on_board(50, 50, steps=1000, cost=50.0, **STATIC),
+        on_board(57, 58, cost=75.0, **CYCLIC),
+    ]
+    (row,) = [row for row in board.rows_of(board_of(*cells)) if row.cell.setting("schedule") == "CR"]
+    assert (row.gap.mean, row.gap.n) == (pytest.approx(((57 - 56) + (58 - 55)) / 2), 2)
+
+
 def test_without_shorter_static_runs_full_length_is_the_baseline():
     other = on_board(58, 58, 58, quantizer="fp8", **STATIC)
     cells = [on_board(60, 61, 62, **STATIC), on_board(59, 61, 60, cost=60.0, **CYCLIC), other]
@@ -283,6 +296,31 @@ def test_only_what_has_changed_is_drawn(tmp_path, monkeypatch):
     assert make_once([2]) == first and len(drawn) == 2, "a file that was changed is restored"
     assert write_picture("x", [3], tmp_path / "x", lambda: None) is None
     assert not (tmp_path / "x.png").exists(), "no picture of results that are gone"
+
+
+def recorded(
+    name: str, *cells: Cell, metric: str = "", value: str = "", busy: tuple[tuple[str, str], ...] = ()
+) -> ItemData:
+    """An item beside two other settings of its group, one of whose metrics is `value` instead of 50."""
+    others = [run for settings in (CYCLIC, STATIC) for run in made_up(50.0, 50.0, **settings, **SMALL).runs]
+    others[0] = replace(others[0], row={**others[0].row, **({metric: value} if metric else {})})
+    return data_of(name, *cells, pool=Pool([*others, *(run for cell in cells for run in cell.runs)], busy))
+
+
+@pytest.mark.parametrize(("item", "metric", "other"), [("cpt/fig5", "best", "final"), ("better/fig3", "final", "best")])
+def test_a_picture_depends_on_the_pooled_deviation_of_its_metric(item, metric, other):
+    """The pictures of CPT and FracTrain, which draw the best metric, kept intervals with the deviations of earlier runs."""
+    cell = made_up(50.0, schedule="RTH", **SMALL)
+    before = inputs_of(recorded(item, cell))
+    assert before != inputs_of(recorded(item, cell, metric=metric, value="60"))
+    assert before == inputs_of(recorded(item, cell, metric=other, value="60"))
+
+
+def test_a_picture_over_time_depends_on_who_had_the_machine_alone():
+    cells = on("CPU", 1, made_up(50.0, **STATIC, **SMALL))
+    busy = (("2026-11-26T01:00:00+00:00", "2026-11-26T02:00:00+00:00"),)
+    for name, differs in (("partial/fig2", True), ("partial/fig1", False)):
+        assert (inputs_of(recorded(name, *cells)) != inputs_of(recorded(name, *cells, busy=busy))) == differs
 
 
 def test_rounding_errors_of_the_layout_do_not_change_a_picture():

@@ -16,7 +16,8 @@ from bitcycle.reproduction.measurement.corruption import CORRUPTIONS, Corruption
 from bitcycle.reproduction.measurement.job import Job, TrainedNetwork
 from bitcycle.reproduction.measurement.plane import Plane, plane_through
 from bitcycle.reproduction.measurement.sharpness import Sharpness, find_sharpness
-from bitcycle.training.finished_run import flatten, load_run
+from bitcycle.reproduction.measurement.vector import flatten
+from bitcycle.training.finished_run import load_run
 from tests.reproduction.measurement.conftest import CPU, DOMAINS, job
 
 # Planes

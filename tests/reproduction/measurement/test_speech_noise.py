@@ -155,6 +155,21 @@ def test_without_noise_the_test_is_the_last_evaluation(finished):
     assert row["cer_percent"] == finished.folder.read_summary()["final"]
 
 
+def test_network_and_features_are_on_the_device(finished, monkeypatch):
+    """Its header named a device that had computed nothing."""
+    test, meta = NoiseTest(noises=[]), torch.device("meta")
+    test.prepare([load_run(finished.folder.path)], meta)
+    found = []
+
+    def record(model, utterances, split):
+        found.extend([*model.parameters(), *utterances.log_mel])
+        return {"test_cer": 0.0, "test_wer": 0.0}
+
+    monkeypatch.setattr(test.evaluation, "measure", record)
+    test.rows(0)
+    assert {tensor.device for tensor in found} == {meta}
+
+
 def test_the_command_writes_a_table(finished):
     arguments = [str(finished.folder.path), "--noises", "white,hum", "--snr", "0,5:15"]
     assert run_command(NoiseTest, None, arguments) == 0

@@ -1,5 +1,6 @@
 """Effects of a phase transition on a network, besides loading weights."""
 
+from collections.abc import Mapping
 from typing import Any
 
 import torch
@@ -8,13 +9,22 @@ from torch import nn
 from bitcycle.layer.products.quantized import QuantizedLayer
 from bitcycle.layer.products.quantized_product import QuantizedProduct
 from bitcycle.layer.twin import modules_of
-from bitcycle.quantizer import optimal_step
+from bitcycle.quantizer import TensorQuantizer, optimal_step
 
 
 def restart_quantizers(model: nn.Module) -> None:
     """Let the quantizers adapt to the next phase even if its bits equal those of the previous phase."""
     for product in modules_of(model, QuantizedProduct):
         product.restart()
+
+
+def begin_anew(model: nn.Module, initial: Mapping[str, torch.Tensor]) -> None:
+    """Give a trained model the state `initial` of a new one, and let its quantizers forget the inputs that they have met."""
+    for quantizer in modules_of(model, TensorQuantizer):
+        if "signed_inputs" in quantizer._buffers:
+            quantizer.forget_signed()
+    restart_quantizers(model)
+    model.load_state_dict(initial)
 
 
 def carry_quantized(model: nn.Module) -> None:

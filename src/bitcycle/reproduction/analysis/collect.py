@@ -7,6 +7,7 @@ steps, phases, the levels of a range test, and the bits chosen by gates. Equal r
 
 import gzip
 import json
+import re
 import sys
 from collections.abc import Iterable, Mapping
 from pathlib import Path
@@ -15,7 +16,7 @@ from typing import Any
 from omegaconf import OmegaConf
 
 from bitcycle.door import parser_of
-from bitcycle.files import read_csv, read_object, read_records, write_bytes, write_csv
+from bitcycle.files import RUNS, read_csv, read_object, read_records, write_bytes, write_csv
 from bitcycle.picture.curve import AT_Q_MAX, curve_of
 from bitcycle.reproduction.measurement.artifacts import ANALYSES, IDENTITY, copy_results, run_name
 from bitcycle.settings import SettingError
@@ -23,7 +24,6 @@ from bitcycle.sweep.table import PLACES
 from bitcycle.training.run_folder import RunFolder
 
 SUMMARY = Path("results/summary/runs.csv")
-RUNS = Path("results/runs")
 AT_TOP = {f"{name}{AT_Q_MAX}": name for name in ("final", "best")}
 COLUMNS = (
     *("scale", "model", "dataset", "quantizer", "schedule", "q_min", "q_max", "cycles", "seed", "hash", "total_steps"),
@@ -111,9 +111,17 @@ def write_curve(folder: RunFolder, target: Path) -> Path:
 
 
 def read_curve(folder: Path, row: Mapping[str, Any]) -> dict[str, Any]:
-    """Read the curve of a run, given its row in runs.csv; empty if there is none."""
+    """Read the curve of a run, given its row in runs.csv; empty if there is none. The blocks of an allocation, which the file has
+    in alphabetical order, get that of the network, by their numbers."""
     path = folder / curve_name(row)
-    return dict(json.loads(gzip.decompress(path.read_bytes()))) if path.exists() else {}
+    curve = dict(json.loads(gzip.decompress(path.read_bytes()))) if path.exists() else {}
+    for step, blocks in curve.get("allocation", {}).items():
+        curve["allocation"][step] = {name: blocks[name] for name in sorted(blocks, key=_numbered)}
+    return curve
+
+
+def _numbered(block: str) -> list[str | int]:
+    return [int(part) if part.isdigit() else part for part in re.split(r"(\d+)", block)]
 
 
 def main() -> None:

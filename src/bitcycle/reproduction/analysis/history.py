@@ -1,7 +1,7 @@
 """The history of every claim's verdict: results/summary/claims_history.csv has one row for each change of verdict or test.
 
 `make figures` adds a row when a verdict or its rule changes. The rows before 24 November 2026 were read from the versions of
-claims.csv in the repository's history, once (scripts/claim_history.py).
+claims.csv in the repository's history, once.
 """
 
 from collections.abc import Iterable, Mapping

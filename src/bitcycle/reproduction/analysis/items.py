@@ -11,7 +11,9 @@ PUBLISHED = Path("results/published")
 BOARDS = PUBLISHED / "boards"
 """Claims and frozen families of the boards, which belong to no paper."""
 SWEEP_FOLDER = Path("sweeps")
-PAPERS: dict[str, dict[str, str]] = yaml.safe_load((resource_root() / PUBLISHED / "papers.yaml").read_text())
+PAPERS: dict[str, dict[str, str]] = yaml.safe_load(
+    (resource_root() / PUBLISHED / "papers.yaml").read_text(encoding="utf-8")
+)
 """Key of a paper -> its title, and its link if there is a free copy."""
 
 Published = dict[str, str]

@@ -9,6 +9,7 @@ from bisect import bisect_left
 from collections.abc import Mapping, Sequence
 from functools import partial
 from operator import itemgetter
+from statistics import fmean
 from typing import NamedTuple, Optional
 
 import numpy as np
@@ -39,7 +40,7 @@ EQUAL = 0.005
 
 
 Baseline = tuple[float, Mapping[str, float]]
-"""Cost of a static run, and its metric by seed."""
+"""Cost of static runs, and their metric by seed."""
 
 
 class Row(NamedTuple):
@@ -69,10 +70,20 @@ def static_cells(panel: Panel) -> list[Cell]:
     return [cell for cell in found if cell.setting("quantizer", "sbm") == found[0].setting("quantizer", "sbm")]
 
 
+def static_curve(panel: Panel, costs: Mapping[int, float]) -> list[Baseline]:
+    """The static runs, cheapest first; those of equal cost are one, with their mean for each seed."""
+    base, found = static_cells(panel), dict[float, dict[str, list[float]]]()
+    for index, cost in costs.items():
+        if panel.cells[index] in base:
+            values = found.setdefault(cost, {})
+            for seed, value in readings(panel.cells[index], COLUMN).items():
+                values.setdefault(seed, []).append(value)
+    return [(cost, {seed: fmean(several) for seed, several in found[cost].items()}) for cost in sorted(found)]
+
+
 def gaps_at_equal_cost(panel: Panel, costs: Mapping[int, float]) -> dict[int, Estimate]:
     """Index of a cell -> its difference to static 8 bits of equal cost; of full length, if there are no shorter runs."""
-    base = static_cells(panel)
-    curve = sorted((cost, readings(panel.cells[i], COLUMN)) for i, cost in costs.items() if panel.cells[i] in base)
+    base, curve = static_cells(panel), static_curve(panel, costs)
     found = dict[int, list[float]]()
     for index, cost in costs.items():
         around = [] if panel.cells[index] in base else _around(curve, cost)

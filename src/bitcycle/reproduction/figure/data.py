@@ -28,7 +28,7 @@ DESCRIPTIONS = Path(__file__).parent / "papers"
 class Spec:
     """The description of an item in its paper's file."""
 
-    column: str = "final"  # column of runs.csv with the metric that the paper reports: final or best
+    column: str = "final"  # the metric that the paper reports, see `metrics.reading`: final or best
     cost: str = "gbitops"  # column of runs.csv with the cost: gbitops or gbitops_to_best
     named: str = "method"  # fact that is the paper's name of a method, see `contrast.FACTS`
     base: Optional[Selector] = None  # facts that select the baseline
@@ -44,7 +44,7 @@ class Spec:
 @cache
 def _content(paper: str) -> dict[str, Any]:
     path = DESCRIPTIONS / f"{paper}.yaml"
-    return dict(yaml.safe_load(path.read_text())) if path.exists() else {}
+    return dict(yaml.safe_load(path.read_text(encoding="utf-8"))) if path.exists() else {}
 
 
 @dataclass(frozen=True)

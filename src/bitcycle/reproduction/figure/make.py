@@ -112,15 +112,17 @@ def draw_item(data: ItemData) -> Drawing | None:
 
 def inputs_of(data: ItemData) -> list[Any]:
     """Everything that the picture of an item depends on, except code."""
-    runs = []
-    for run in distinct_runs(data.results.shown):
+    runs, every, pool = [], distinct_runs(data.results.shown), data.pool
+    for run in every:
         files = [run.curves / curve_name(run.row)]
         files += sorted((run.curves.parent / ANALYSES).glob(f"{run_name(run.row)}-*.csv"))
         runs.append([dict(run.row), digest_of(files)])
     shown = (*data.results.cells, *data.results.shown)
     cells = [[cell.paper, [run.training for run in cell.runs]] for cell in shown]
-    noise = sorted({data.pool.deviation(run, "final") for run in data.results.runs}, key=str)
-    return [data.item.title, data.results.scale, cells, runs, list(data.published), list(data.digitized), noise]
+    noise = sorted({pool.deviation(run, data.spec.column) for run in every}, key=str)
+    over_time = any(picture.get("time") for picture in data.spec.pictures)
+    shared = [pool.shared_machine(run) for run in every] if over_time else []
+    return [data.item.title, data.results.scale, cells, runs, list(data.published), list(data.digitized), noise, shared]
 
 
 def write_picture(name: str, inputs: list[Any], path: Path, draw: Callable[[], Drawing | None]) -> Picture | None:

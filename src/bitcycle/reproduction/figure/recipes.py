@@ -13,7 +13,7 @@ from bitcycle.picture.layout import panels
 from bitcycle.reproduction.analysis.aggregation import Cell
 from bitcycle.reproduction.analysis.contrast import contrast, fact
 from bitcycle.reproduction.analysis.labels import schedule_of
-from bitcycle.reproduction.analysis.metrics import EVALUATED, estimate_of
+from bitcycle.reproduction.analysis.metrics import estimate_of
 from bitcycle.reproduction.analysis.statistics import Estimate
 from bitcycle.reproduction.figure.board import claims_of_board
 from bitcycle.reproduction.figure.data import ItemData, cost_against, panels_of
@@ -21,7 +21,6 @@ from bitcycle.reproduction.figure.plots import draw_points, label_axes, point
 from bitcycle.reproduction.figure.style import Drawing, Style
 from bitcycle.reproduction.figure.table import Table, interval, number, signed
 
-METRIC = f"{EVALUATED}test_bits_per_byte"
 STATIC = {("fp8", 8): "FP8", ("mx", 8): "MXFP8", ("mx", 4): "MXFP4", ("nvfp4", 4): "NVFP4"}
 BASELINES = ("MXFP8", "float")
 """Arms that are also trained for fewer steps."""
@@ -95,11 +94,11 @@ def arms_of(data: ItemData) -> list[Arm]:
     if not of_float:
         return []
     base = max(of_float, key=lambda cell: fact(cell, "steps"))
-    longest, found = fact(base, "steps"), []
+    column, longest, found = data.spec.column, fact(base, "steps"), []
     for cell in cells:
-        cost, value = cost_against(cell, base), estimate_of(cell, METRIC)
+        cost, value = cost_against(cell, base), estimate_of(cell, column)
         if cost is not None and value is not None:
-            gap = None if cell is base else contrast([cell], [base], (), (METRIC, METRIC)).estimate(data.pool)
+            gap = None if cell is base else contrast([cell], [base], (), (column, column)).estimate(data.pool)
             found.append(Arm(arm_name(cell, longest), cell, cost, value, gap))
     return sorted(found, key=lambda arm: (arm.cost, arm.name))
 

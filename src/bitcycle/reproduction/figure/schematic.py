@@ -120,7 +120,7 @@ def static_and_cyclic(data: ItemData) -> Drawing:
 
 def diagram(data: ItemData, name: str) -> Drawing:
     """A block diagram in page/diagrams.yaml: the quantized layer (better, figure 1) or the gated layer (fractrain, figure 2)."""
-    found = yaml.safe_load(DIAGRAMS.read_text())[name]
+    found = yaml.safe_load(DIAGRAMS.read_text(encoding="utf-8"))[name]
     figure, axes = plt.subplots(figsize=(8.2, 4.0), layout="constrained")
     axes.set(xlim=(0, 10.4), ylim=(0.1, 4.2))
     axes.axis("off")

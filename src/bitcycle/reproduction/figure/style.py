@@ -6,7 +6,7 @@ from typing import Any, NamedTuple, Optional
 import yaml
 from matplotlib.figure import Figure
 
-STYLES: dict[str, Any] = yaml.safe_load(Path(__file__).with_name("styles.yaml").read_text())
+STYLES: dict[str, Any] = yaml.safe_load(Path(__file__).with_name("styles.yaml").read_text(encoding="utf-8"))
 """Colours and markers of methods, of the boards, and of the schedules' growth profiles and forms."""
 PROFILES, FORMS = STYLES["profiles"], STYLES["forms"]
 ORDERED = "viridis"

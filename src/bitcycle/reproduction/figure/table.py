@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 import yaml
 from rich.table import Table as Shown
 
-from bitcycle.files import resource_root
+from bitcycle.files import markdown_table, resource_root
 from bitcycle.reproduction.analysis import labels
 from bitcycle.reproduction.analysis.aggregation import Cell, read_runs
 from bitcycle.reproduction.analysis.collect import SUMMARY, summary_row
@@ -36,7 +36,7 @@ from bitcycle.training.run_folder import RunFolder
 MACS_PER_GBITOP = 1e9 / 32**2
 """Effective MACs per GBitOp in FracTrain: a float MAC has 32 x 32 bit operations."""
 LABELS = ("group", "model", "dataset", "method", "schedule", "fw_bits", "bw_bits", "setting", "metric", "unit")
-WORDS: dict[str, Any] = yaml.safe_load(Path(__file__).with_name("table.yaml").read_text())
+WORDS: dict[str, Any] = yaml.safe_load(Path(__file__).with_name("table.yaml").read_text(encoding="utf-8"))
 """What published metrics, relations and settings of schedules are in our tables."""
 
 
@@ -242,8 +242,7 @@ def interval(value: Estimate | None, written: Callable[[float | None], str] = nu
 
 def as_markdown(table: Table) -> str:
     """Format a table as Markdown."""
-    lines = [table.headings, ["---"] * len(table.headings), *table.rows]
-    return "\n".join("| " + " | ".join(cell.replace("|", "\\|") for cell in line) + " |" for line in lines) + "\n"
+    return markdown_table(table.headings, table.rows) + "\n"
 
 
 def as_records(tables: Sequence[Table]) -> list[dict[str, str]]:

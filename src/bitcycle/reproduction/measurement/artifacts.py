@@ -47,7 +47,7 @@ class Result:
 def read_result(path: Path) -> Result:
     """Read a result file; empty if it does not exist or is not a result file."""
     try:
-        first, _, rest = path.read_text().partition("\n")
+        first, _, rest = path.read_text(encoding="utf-8").partition("\n")
         header = json.loads(first.removeprefix(HEADER))
     except (FileNotFoundError, ValueError):
         return Result()

@@ -37,10 +37,11 @@ from bitcycle.errors import DataError, RunError
 from bitcycle.layer.memory_format import channels_last
 from bitcycle.randomness import derive
 from bitcycle.reproduction.measurement.artifacts import CLEAN, Row
+from bitcycle.reproduction.measurement.images import Measurement
 from bitcycle.reproduction.measurement.job import Analysis, rounded, run_command
 from bitcycle.settings import SettingError, nearest, setting
 from bitcycle.threads import allowed_cores
-from bitcycle.training.finished_run import FinishedRun, Measurement
+from bitcycle.training.finished_run import FinishedRun
 
 Corrupt = Callable[[Tensor, float, torch.Generator], Tensor]
 """(pixels [N, C, H, W] in [0, 1], s, generator) -> pixels."""

@@ -33,6 +33,7 @@ from torch import Tensor
 from bitcycle.dataset.speech import SpeechDatasetOptions, file_recording
 from bitcycle.dataset.utterances import LogMel, Utterances
 from bitcycle.errors import DataError, RunError
+from bitcycle.layer.memory_format import channels_last
 from bitcycle.randomness import derive
 from bitcycle.reproduction.measurement.artifacts import CLEAN, Row
 from bitcycle.reproduction.measurement.job import Analysis, run_command
@@ -184,8 +185,8 @@ class NoiseTest(Analysis):
             read_snr(ratio)
 
     def prepare(self, runs: Sequence[FinishedRun], device: torch.device) -> tuple[int, Row]:
-        [self.run] = runs
-        run, config = self.run, self.run.plan.config
+        [run] = runs
+        config = run.plan.config
         if not isinstance(config.dataset, SpeechDatasetOptions):
             problem = f"dataset={config.dataset.name}: {run.folder.path} is not a run of speech recognition"
             raise RunError(f"{problem}. Remedy: choose another run")
@@ -200,7 +201,8 @@ class NoiseTest(Analysis):
         self.conditions = [(CLEAN, ""), *((name, snr) for name in self.made for snr in self.snr)]
         task = config.task
         assert isinstance(task, SpeechRecognitionOptions)
-        self.evaluation = SpeechEvaluation(task, self.alphabet)
+        self.evaluation, self.device = SpeechEvaluation(task, self.alphabet), device
+        self.model = channels_last(run.model, device)
         facts = {"bits": run.bits, "utterances": len(self.recordings)}
         return len(self.conditions), run.subject | facts
 
@@ -222,8 +224,8 @@ class NoiseTest(Analysis):
         """`test_cer` and `test_wer` in percent for waveforms of the test recordings."""
         log_mel = LogMel(self.dataset.sampling_rate)
         texts = [recording.transcript for recording in self.recordings]
-        utterances = Utterances([log_mel(waveform) for waveform in waveforms], texts, self.alphabet)
-        return self.evaluation.measure(self.run.model, utterances, "test")
+        utterances = Utterances([log_mel(waveform) for waveform in waveforms], texts, self.alphabet).to(self.device)
+        return self.evaluation.measure(self.model, utterances, "test")
 
 
 def read_snr(text: str) -> tuple[float, float]:

@@ -23,9 +23,11 @@ from torch import Tensor, nn
 from bitcycle.errors import RunError
 from bitcycle.layer.memory_format import channels_last
 from bitcycle.reproduction.measurement.artifacts import Row
+from bitcycle.reproduction.measurement.images import Measurement
 from bitcycle.reproduction.measurement.job import Analysis, rounded, run_command
+from bitcycle.reproduction.measurement.vector import assign, flatten
 from bitcycle.settings import setting
-from bitcycle.training.finished_run import FinishedRun, Measurement, assign, flatten
+from bitcycle.training.finished_run import FinishedRun
 
 
 @dataclass

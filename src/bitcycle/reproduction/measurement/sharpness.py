@@ -25,9 +25,11 @@ from torch import Tensor
 from bitcycle.layer.memory_format import channels_last
 from bitcycle.randomness import derive
 from bitcycle.reproduction.measurement.artifacts import Row
+from bitcycle.reproduction.measurement.images import Measurement
 from bitcycle.reproduction.measurement.job import Analysis, rounded, run_command
+from bitcycle.reproduction.measurement.vector import assign, flatten
 from bitcycle.settings import setting
-from bitcycle.training.finished_run import FinishedRun, Measurement, assign, flatten
+from bitcycle.training.finished_run import FinishedRun
 
 STEEP = 100.0
 """Largest absolute gradient at the start after scaling; makes L-BFGS-B search the corners of the box first."""

@@ -27,9 +27,10 @@ from bitcycle.layer.memory_format import channels_last
 from bitcycle.precision import FLOAT
 from bitcycle.randomness import derive
 from bitcycle.reproduction.measurement.artifacts import Row
+from bitcycle.reproduction.measurement.images import Measurement
 from bitcycle.reproduction.measurement.job import Analysis, rounded, run_command
 from bitcycle.settings import SettingError, setting
-from bitcycle.training.finished_run import FinishedRun, Measurement
+from bitcycle.training.finished_run import FinishedRun
 
 TINY = 1e-10
 AXES = ("x", "y")

@@ -19,7 +19,7 @@ from bitcycle.reproduction.figure.data import ItemData, status_line
 from bitcycle.reproduction.figure.table import Table, as_markdown, number, signed
 
 HERE = Path(__file__).parent
-LISTINGS: dict[str, str] = yaml.safe_load((HERE / "listings.yaml").read_text())
+LISTINGS: dict[str, str] = yaml.safe_load((HERE / "listings.yaml").read_text(encoding="utf-8"))
 FILTERED = ("paper", "verdict", "published_size", "scope")
 BESIDE = ("published", "ours", "difference", "n")
 BOARD = "Board: accuracy against training cost of all methods, which no paper compares"
@@ -168,17 +168,17 @@ def write_pages(
         "beside": beside_published(entries),
         "papers": papers,
         "about": {**PAPERS, "board": {"title": BOARD}},
-        "style": (HERE / "page.css").read_text(),
-        "script": (HERE / "page.js").read_text(),
+        "style": (HERE / "page.css").read_text(encoding="utf-8"),
+        "script": (HERE / "page.js").read_text(encoding="utf-8"),
     }
     folder.mkdir(parents=True, exist_ok=True)
     templates = environment(folder)
     for name in ("index.html", "README.md"):
-        (folder / name).write_text(templates.get_template(f"{name}.j2").render(context))
+        (folder / name).write_text(templates.get_template(f"{name}.j2").render(context), encoding="utf-8")
     for entry in entries:
         entry.files[-1].parent.mkdir(parents=True, exist_ok=True)
         page = environment(entry.files[-1].parent).get_template("item.md.j2")
-        entry.files[-1].write_text(page.render(entry=entry, claims=rows))
+        entry.files[-1].write_text(page.render(entry=entry, claims=rows), encoding="utf-8")
 
 
 def beside_published(entries: Sequence[Entry]) -> Table:

@@ -108,6 +108,40 @@ def test_a_layer_without_a_weight_is_refused():
     assert bitcycle.conversion_report(bitcycle.quantize_model(model, float_layers=[])).rows[0].bits == "8/8/8"
 
 
+def compiled(layer: nn.Module) -> nn.Module:
+    layer.compile(backend="eager")
+    return layer
+
+
+def hooked(layer: nn.Module) -> nn.Module:
+    hooks = pytest.importorskip("accelerate.hooks")
+    return hooks.add_hook_to_module(layer, hooks.ModelHook())
+
+
+CALLED_BY_OTHER_MEANS = {"compiled": compiled, "wrapped": lambda m: torch.compile(m, backend="eager"), "hooked": hooked}
+
+
+@pytest.mark.parametrize("call", CALLED_BY_OTHER_MEANS.values(), ids=CALLED_BY_OTHER_MEANS)
+def test_a_layer_that_is_called_by_other_means_than_its_class_is_refused(call):
+    """It stayed float, and the report and the cost called it quantized."""
+    model = nn.Sequential(call(nn.Linear(2, 2)), nn.Linear(2, 2))
+    with pytest.raises(SettingError, match=r"layer '0.*keep it float.*before adding hooks or compiling"):
+        bitcycle.quantize_model(model, float_layers=[])
+    with pytest.raises(SettingError, match=r"layer ''|layer '_orig_mod'"):
+        bitcycle.quantize_model(call(nn.Linear(2, 2)), float_layers=[])
+    assert type(model[1]) is nn.Linear
+    model = bitcycle.quantize_model(model, float_layers=["0"])  # what the message recommends
+    assert isinstance(model[1], QuantizedProduct)
+
+
+@pytest.mark.parametrize("call", CALLED_BY_OTHER_MEANS.values(), ids=CALLED_BY_OTHER_MEANS)
+def test_a_network_that_is_called_by_other_means_is_converted(call):
+    torch.manual_seed(0)
+    plain, x = nn.Sequential(nn.Linear(2, 2), nn.Linear(2, 2)), torch.randn(3, 2)
+    expected = bitcycle.quantize_model(copy.deepcopy(plain), float_layers=[])(x)
+    assert torch.equal(bitcycle.quantize_model(call(plain), float_layers=[])(x), expected)
+
+
 def test_a_report_on_a_model_that_is_a_layer_or_multiplies_by_itself():
     """Products of the model itself once were in a row of their own, beside a quantized layer without any."""
     report = bitcycle.conversion_report(bitcycle.quantize_model(nn.Linear(2, 2), float_layers=[]), torch.zeros(1, 2))

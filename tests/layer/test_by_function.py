@@ -11,6 +11,7 @@ from torch import nn
 import bitcycle
 from bitcycle.layer import QuantizedProduct
 from bitcycle.precision import Precision
+from bitcycle.settings import SettingError
 
 pytestmark = pytest.mark.usefixtures("codes_everywhere")
 
@@ -107,6 +108,14 @@ def test_products_of_attention_can_stay_float():
     model = bitcycle.quantize_model(Attention(), float_layers=["*_product"])
     assert {name for name, module in model.named_modules() if isinstance(module, QuantizedProduct)} == {"qkv", "out"}
     assert type(model) is Attention
+
+
+def test_attention_whose_forward_was_assigned_is_refused():
+    """Its products stayed float."""
+    model = nn.Sequential(Attention(), nn.Linear(8, 8))
+    model[0].forward = model[0].forward
+    with pytest.raises(SettingError, match=r"layer '0\..*its module.*keep it float"):
+        bitcycle.quantize_model(model, float_layers=[])
 
 
 class Reading(nn.Module):

@@ -24,6 +24,8 @@ from bitcycle.module.layers import MatrixProduct
 ATTENTION_PRODUCTS = ("score_product", "value_product")
 """Names of the two products of attention in the module that computes it."""
 ATTENTION = "scaled_dot_product_attention"
+_READING = {"linear", "weight"}
+"""What a class names that reads the weight of a layer it contains."""
 
 
 def added_products(model: nn.Module) -> dict[str, nn.Module]:
@@ -35,12 +37,18 @@ def added_products(model: nn.Module) -> dict[str, nn.Module]:
     return found
 
 
+def may_redirect(module: nn.Module) -> bool:
+    """Whether the class of `module` names functions that a conversion redirects."""
+    names: frozenset[str] = _names(type(module))  # type: ignore[arg-type]
+    return ATTENTION in names or names >= _READING
+
+
 def redirect_functions(model: nn.Module) -> None:
     """Let the modules of a converted model that call these functions use their quantized products; changes classes in place."""
     for module in model.modules():
         names: frozenset[str] = _names(type(module))  # type: ignore[arg-type]
         layers = _linear_layers(module)
-        reads = bool(layers) and {"linear", "weight"} <= names
+        reads = bool(layers) and names >= _READING
         if not reads and not (ATTENTION in names and any(hasattr(module, product) for product in ATTENTION_PRODUCTS)):
             continue
         for layer in layers if reads else ():

@@ -15,7 +15,7 @@ from torch.nn.utils.parametrize import is_parametrized, type_before_parametrizat
 
 from bitcycle.layer.codes import compute_codes
 from bitcycle.layer.conversion import roles
-from bitcycle.layer.conversion.by_function import added_products, redirect_functions
+from bitcycle.layer.conversion.by_function import added_products, may_redirect, redirect_functions
 from bitcycle.layer.conversion.counterpart import counterpart
 from bitcycle.layer.conversion.roles import LAYER_ROLES, PRODUCT_LAYERS
 from bitcycle.layer.gates.gate import Gates
@@ -228,7 +228,8 @@ def quantize_model(
     Raises:
         SettingError (a ValueError), leaving the model unchanged: if nothing would be quantized, an entry of `float_layers`
             or `layer_bits` matches no layer, the schedule needs blocks and the model has none, `compute` is neither of the two,
-            `recompute` is set without codes, a layer recomputes its weight (weight_norm), or has none yet (LazyLinear).
+            `recompute` is set without codes, or a layer recomputes its weight (weight_norm), has none yet (LazyLinear), is
+            compiled, or has a forward of its own (hooks of accelerate).
     """
     if compute not in COMPUTE:
         raise SettingError("compute", compute, "is not one of the options", f"use {' or '.join(COMPUTE)}")
@@ -313,6 +314,7 @@ def _convert(model: nn.Module, plan: list[LayerRule], options: QuantizerOptions,
     states: dict[Precision | None, PrecisionState] = {bits: PrecisionState(bits, fixed=True) for bits in apart}
     states[None] = PrecisionState(options.initial_precision)
     layers = convertible_layers(model)
+    _check_calls(model, plan, layers)
     signed = {rule.name for rule in plan if has_signed_input(model, rule.name, rule.roles)}
     device = next((parameter.device for parameter in model.parameters()), torch.device("cpu"))
     converted: dict[str, nn.Module] = {}
@@ -338,6 +340,22 @@ def _convert(model: nn.Module, plan: list[LayerRule], options: QuantizerOptions,
             left,
         )
     return model
+
+
+def _check_calls(model: nn.Module, plan: list[LayerRule], layers: Mapping[str, nn.Module]) -> None:
+    """Check that no layer of `plan` is called by other means than its class, which would bypass its quantized counterpart. Raises
+    SettingError naming the layer."""
+    compiled = [module._modules.get("_orig_mod") for module in model.modules()]  # torch.compile keeps the layer itself
+    for rule in plan:
+        layer, caller = layers[rule.name], model.get_submodule(rule.name.rpartition(".")[0])
+        if "forward" in vars(layer) or (may_redirect(caller) and "forward" in vars(caller)):
+            problem = "is called by a forward that was assigned to it or its module (as by hooks of accelerate)"
+        elif layer._compiled_call_impl is not None or any(layer is module for module in compiled):
+            problem = "is compiled already"
+        else:
+            continue
+        remedy = "convert the float model before adding hooks or compiling, or name the layer in float_layers"
+        raise SettingError("model", rule.kind, f"layer {rule.name!r} {problem}, which would keep it float", remedy)
 
 
 def _quantized(rule: LayerRule, layer: nn.Module, context: Context, device: torch.device) -> nn.Module:

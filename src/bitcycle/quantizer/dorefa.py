@@ -104,6 +104,10 @@ class DorefaActivation(TensorQuantizer):
         self.signed_form = SbmActivation(compile=self.compile_kernel).to(x.device).train(self.training)
 
     @property
+    def lacks_values(self) -> bool:  # type: ignore[override]
+        return self.signed_form is not None and self.signed_form.lacks_values
+
+    @property
     def adapts(self) -> bool:
         return self.non_negative if self.signed_form is None else self.signed_form.adapts
 

@@ -40,6 +40,18 @@ def test_first_and_last_are_those_of_execution():
     assert roles(sequential) == {"0": ("first",), "2": ("last",)}
 
 
+def test_layers_that_are_first_and_last_by_registration_only_are_named(caplog):
+    """The head was silently taken for the first layer, and the stem for the last."""
+    assert roles(HeadFirst()) == {"head": ("first",), "stem": ("last",)}
+    assert "head (first), stem (last); pass sample to quantize_model" in caplog.text
+    for options in ({"sample": torch.zeros(1, 3)}, {"float_layers": ["body"]}, {"float_layers": []}):
+        caplog.clear()
+        bitcycle.quantize_model(HeadFirst(), **options)
+        assert not caplog.records
+    bitcycle.quantize_model(HeadFirst(), float_layers=[], layer_bits={"last": 8})
+    assert "by the order of registration: stem (last);" in caplog.text
+
+
 def test_an_embedding_is_the_first_layer_and_q_k_v_stay_together():
     class Block(nn.Module):
         def __init__(self, embeds: bool) -> None:

@@ -83,7 +83,7 @@ def _integrations(model: nn.Module) -> list[ModuleType]:
 def layer_roles(model: nn.Module, sample: Any = None) -> dict[str, tuple[str, ...]]:
     """Roles of the convertible layers; see `layer/roles.py`."""
     layers = convertible_layers(model)
-    return roles.layer_roles(layers, roles.find_order(model, layers, sample))
+    return roles.layer_roles(layers, roles.find_order(model, layers, sample).calls)
 
 
 def _match(name: str, found: Sequence[str], entries: Sequence[str]) -> str:
@@ -128,7 +128,9 @@ def conversion_plan(
     """
     gates, rule = gates_of(model, schedule), getattr(model, "float_layers", DEFAULT_FLOAT_LAYERS)
     float_layers = options.float_rule(rule if gates is None else ("first", *rule))
-    layers, found = convertible_layers(model), layer_roles(model, sample)
+    layers = convertible_layers(model)
+    order = roles.find_order(model, layers, sample)
+    found = roles.layer_roles(layers, order.calls)
     own_bits = options.layer_bits or {}
     for field, entries in (("float_layers", float_layers), ("layer_bits", own_bits)):
         for entry in entries:
@@ -156,7 +158,22 @@ def conversion_plan(
             treatment = f"fixed {'/'.join(map(str, numbers))}"
         kind = type_before_parametrizations(layer).__name__
         plan.append(LayerRule(name, kind, found[name], treatment, reason, fixed))
+    if order.is_guessed:
+        _warn_of_guess(plan)
     return _with_float_share(plan, options.float_share)
+
+
+def _warn_of_guess(plan: list[LayerRule]) -> None:
+    """Name the layers that are treated as first and last by the order of registration, if any are."""
+    chosen = [
+        f"{rule.name} ({role})" for rule in plan for role in ("first", "last") if rule.reason.endswith(f": {role}")
+    ]
+    if chosen:
+        logger.warning(
+            "the order in which the layers run could not be traced, so that these are taken for the first and last by the order"
+            " of registration: %s; pass sample to quantize_model, or name layers in float_layers",
+            ", ".join(chosen),
+        )
 
 
 def _with_float_share(plan: list[LayerRule], share: float) -> list[LayerRule]:

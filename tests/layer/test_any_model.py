@@ -195,6 +195,28 @@ def test_whole_numbers_of_other_libraries_are_steps(whole):
         control.step(1.5)
 
 
+def test_parts_that_were_converted_separately_have_noise_of_their_own():
+    """Layers of the same name were rounded alike. The first part has the noise of a network alone."""
+
+    def build(own):
+        torch.manual_seed(0)
+        return bitcycle.quantize_model(nn.Sequential(nn.Linear(6, 8), nn.Linear(8, 3)), float_layers=[], layer_bits=own)
+
+    def gradients(*parts):
+        model = nn.ModuleList(parts)
+        schedule = bitcycle.schedule("static", q_max=4, gradient=2, total_steps=1)
+        bitcycle.PrecisionController(model, schedule).step(0)
+        for part in parts:
+            part(x).square().sum().backward()
+        return [part[0].weight.grad for part in parts]
+
+    x = torch.randn(5, 6)
+    for own in ({}, {"1": [4, 2]}):
+        [alone], pair = gradients(build(own)), gradients(build(own), build(own))
+        assert torch.equal(pair[0], alone) and not torch.equal(pair[1], alone)
+        assert all(map(torch.equal, gradients(build(own), build(own)), pair))
+
+
 def test_a_second_conversion_says_so():
     model = bitcycle.quantize_model(nn.Sequential(nn.Linear(2, 2)), float_layers=[])
     with pytest.raises(SettingError, match="already converted"):

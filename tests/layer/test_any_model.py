@@ -40,6 +40,18 @@ def test_first_and_last_are_those_of_execution():
     assert roles(sequential) == {"0": ("first",), "2": ("last",)}
 
 
+def test_layers_that_are_first_and_last_by_registration_only_are_named(caplog):
+    """The head was silently taken for the first layer, and the stem for the last."""
+    assert roles(HeadFirst()) == {"head": ("first",), "stem": ("last",)}
+    assert "head (first), stem (last); pass sample to quantize_model" in caplog.text
+    for options in ({"sample": torch.zeros(1, 3)}, {"float_layers": ["body"]}, {"float_layers": []}):
+        caplog.clear()
+        bitcycle.quantize_model(HeadFirst(), **options)
+        assert not caplog.records
+    bitcycle.quantize_model(HeadFirst(), float_layers=[], layer_bits={"last": 8})
+    assert "by the order of registration: stem (last);" in caplog.text
+
+
 def test_an_embedding_is_the_first_layer_and_q_k_v_stay_together():
     class Block(nn.Module):
         def __init__(self, embeds: bool) -> None:
@@ -108,6 +120,53 @@ def test_a_layer_without_a_weight_is_refused():
     assert bitcycle.conversion_report(bitcycle.quantize_model(model, float_layers=[])).rows[0].bits == "8/8/8"
 
 
+def test_a_model_on_the_meta_device_is_refused():
+    """After `load_state_dict(assign=True)` its forward pass raised an error on two devices."""
+    torch.manual_seed(0)
+    plain = nn.Sequential(nn.Linear(2, 2), nn.Linear(2, 2))
+    model = copy.deepcopy(plain).to("meta")
+    with pytest.raises(SettingError, match=r"layer '0' is on the meta device.*materialize the float model"):
+        bitcycle.quantize_model(model, float_layers=[])
+    model.load_state_dict(plain.state_dict(), assign=True)  # what the message recommends
+    x = torch.randn(3, 2)
+    found, expected = (bitcycle.quantize_model(m, float_layers=[])(x) for m in (model, plain))
+    assert torch.equal(found, expected)
+
+
+def compiled(layer: nn.Module) -> nn.Module:
+    layer.compile(backend="eager")
+    return layer
+
+
+def hooked(layer: nn.Module) -> nn.Module:
+    hooks = pytest.importorskip("accelerate.hooks")
+    return hooks.add_hook_to_module(layer, hooks.ModelHook())
+
+
+CALLED_BY_OTHER_MEANS = {"compiled": compiled, "wrapped": lambda m: torch.compile(m, backend="eager"), "hooked": hooked}
+
+
+@pytest.mark.parametrize("call", CALLED_BY_OTHER_MEANS.values(), ids=CALLED_BY_OTHER_MEANS)
+def test_a_layer_that_is_called_by_other_means_than_its_class_is_refused(call):
+    """It stayed float, and the report and the cost called it quantized."""
+    model = nn.Sequential(call(nn.Linear(2, 2)), nn.Linear(2, 2))
+    with pytest.raises(SettingError, match=r"layer '0.*keep it float.*before adding hooks or compiling"):
+        bitcycle.quantize_model(model, float_layers=[])
+    with pytest.raises(SettingError, match=r"layer ''|layer '_orig_mod'"):
+        bitcycle.quantize_model(call(nn.Linear(2, 2)), float_layers=[])
+    assert type(model[1]) is nn.Linear
+    model = bitcycle.quantize_model(model, float_layers=["0"])  # what the message recommends
+    assert isinstance(model[1], QuantizedProduct)
+
+
+@pytest.mark.parametrize("call", CALLED_BY_OTHER_MEANS.values(), ids=CALLED_BY_OTHER_MEANS)
+def test_a_network_that_is_called_by_other_means_is_converted(call):
+    torch.manual_seed(0)
+    plain, x = nn.Sequential(nn.Linear(2, 2), nn.Linear(2, 2)), torch.randn(3, 2)
+    expected = bitcycle.quantize_model(copy.deepcopy(plain), float_layers=[])(x)
+    assert torch.equal(bitcycle.quantize_model(call(plain), float_layers=[])(x), expected)
+
+
 def test_a_report_on_a_model_that_is_a_layer_or_multiplies_by_itself():
     """Products of the model itself once were in a row of their own, beside a quantized layer without any."""
     report = bitcycle.conversion_report(bitcycle.quantize_model(nn.Linear(2, 2), float_layers=[]), torch.zeros(1, 2))
@@ -134,6 +193,28 @@ def test_whole_numbers_of_other_libraries_are_steps(whole):
     assert keys[0] == keys[1] and type(control.next_step) is int
     with pytest.raises(TypeError, match="float"):
         control.step(1.5)
+
+
+def test_parts_that_were_converted_separately_have_noise_of_their_own():
+    """Layers of the same name were rounded alike. The first part has the noise of a network alone."""
+
+    def build(own):
+        torch.manual_seed(0)
+        return bitcycle.quantize_model(nn.Sequential(nn.Linear(6, 8), nn.Linear(8, 3)), float_layers=[], layer_bits=own)
+
+    def gradients(*parts):
+        model = nn.ModuleList(parts)
+        schedule = bitcycle.schedule("static", q_max=4, gradient=2, total_steps=1)
+        bitcycle.PrecisionController(model, schedule).step(0)
+        for part in parts:
+            part(x).square().sum().backward()
+        return [part[0].weight.grad for part in parts]
+
+    x = torch.randn(5, 6)
+    for own in ({}, {"1": [4, 2]}):
+        [alone], pair = gradients(build(own)), gradients(build(own), build(own))
+        assert torch.equal(pair[0], alone) and not torch.equal(pair[1], alone)
+        assert all(map(torch.equal, gradients(build(own), build(own)), pair))
 
 
 def test_a_second_conversion_says_so():

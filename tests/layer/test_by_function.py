@@ -7,10 +7,12 @@ import pytest
 import torch
 import torch.nn.functional as F
 from torch import nn
+from torch.utils.checkpoint import checkpoint
 
 import bitcycle
 from bitcycle.layer import QuantizedProduct
 from bitcycle.precision import Precision
+from bitcycle.settings import SettingError
 
 pytestmark = pytest.mark.usefixtures("codes_everywhere")
 
@@ -107,6 +109,14 @@ def test_products_of_attention_can_stay_float():
     model = bitcycle.quantize_model(Attention(), float_layers=["*_product"])
     assert {name for name, module in model.named_modules() if isinstance(module, QuantizedProduct)} == {"qkv", "out"}
     assert type(model) is Attention
+
+
+def test_attention_whose_forward_was_assigned_is_refused():
+    """Its products stayed float."""
+    model = nn.Sequential(Attention(), nn.Linear(8, 8))
+    model[0].forward = model[0].forward
+    with pytest.raises(SettingError, match=r"layer '0\..*its module.*keep it float"):
+        bitcycle.quantize_model(model, float_layers=[])
 
 
 class Reading(nn.Module):
@@ -216,3 +226,51 @@ def test_autocast_and_averages_of_weights(kind):
     assert (y - expected).norm() < 0.1 * expected.norm()
     y.float().sum().backward()
     assert all(parameter.grad is not None for parameter in model.parameters())
+
+
+class Checkpointed(nn.Module):
+    """Recomputes a method, or a function within its forward."""
+
+    def __init__(self, computes, recomputes, use_reentrant=False):
+        super().__init__()
+        self.inner, self.read = nn.Linear(8, 8), nn.Linear(8, 8)
+        self.computes, self.recomputes, self.use_reentrant = computes, recomputes, use_reentrant
+
+    def linear(self, x):
+        return F.linear(F.relu(self.inner(x)), self.read.weight, self.read.bias)
+
+    def attention(self, x):
+        h = self.inner(x)
+        return F.scaled_dot_product_attention(h, h.tanh(), self.read(x))
+
+    def forward(self, x):
+        function = getattr(self, self.computes, lambda x: F.linear(self.inner(x), self.read.weight))
+        return checkpoint(function, x, use_reentrant=self.use_reentrant) if self.recomputes else function(x)
+
+
+@pytest.mark.parametrize("bits", [4, 32])
+@pytest.mark.parametrize("use_reentrant", [False, True])
+@pytest.mark.parametrize("computes", ["linear", "attention"])
+def test_a_method_is_redirected_when_it_is_recomputed(computes, use_reentrant, bits):
+    """The recomputation in the backward pass was that of float products."""
+    found = []
+    for recomputes in (False, True):
+        torch.manual_seed(0)
+        model, x = Checkpointed(computes, recomputes, use_reentrant), torch.randn(2, 4, 8, requires_grad=True)
+        model = bitcycle.quantize_model(model, float_layers=[])
+        bitcycle.PrecisionController(model, bitcycle.schedule("static", q_max=bits, total_steps=1)).step(0)
+        model(x).square().sum().backward()
+        found.append([x.grad, *(parameter.grad for parameter in model.parameters())])
+    assert all(map(torch.equal, *found)) and all(gradient.any() for gradient in found[0])
+
+
+@pytest.mark.parametrize("use_reentrant", [False, True])
+def test_a_function_that_cannot_be_redirected_again_is_refused(use_reentrant):
+    model = bitcycle.quantize_model(Checkpointed("lambda", True, use_reentrant), float_layers=[])
+    x = torch.randn(2, 4, 8, requires_grad=True)
+    with pytest.raises(SettingError, match=r"model=Checkpointed: checkpoints a function.*checkpoint a method"):
+        model(x)
+    with torch.no_grad():
+        expected = model(x)
+    model.recomputes = False
+    torch.testing.assert_close(model(x), expected)

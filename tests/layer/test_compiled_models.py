@@ -79,6 +79,29 @@ def test_export_in_evaluation_is_kept():
     torch.testing.assert_close(exported.module()(x), model(x))
 
 
+@pytest.mark.parametrize("quantizer", ["sbm", "dorefa", "uniform_l2"])
+def test_export_of_a_network_that_never_ran_is_refused(quantizer):
+    """Its output was a constant, or that of steps of 1."""
+
+    def build():
+        torch.manual_seed(0)
+        layers = nn.Linear(6, 8), nn.ReLU(), nn.Linear(8, 3)
+        return bitcycle.quantize_model(nn.Sequential(*layers), quantizer, float_layers=[]).eval()
+
+    trained, model, x = build(), build(), torch.randn(5, 6)
+    with pytest.raises(SettingError, match=r"layer '0' has no range to export.*run it on a batch"):
+        torch.export.export(model, (x,))
+    model(x)  # what the message recommends
+    torch.testing.assert_close(torch.export.export(model, (x,)).module()(x), model(x))
+    trained.train()(x)
+    loaded = build()
+    loaded.load_state_dict(trained.state_dict())
+    if quantizer != "sbm":  # that the inputs of a layer are unsigned is not saved
+        loaded(x)
+    expected = trained.eval()(x)
+    torch.testing.assert_close(torch.export.export(loaded, (x,)).module()(x), expected)
+
+
 @pytest.mark.parametrize("quantizer", sorted(QUANTIZERS.keys() - {"none", "pact_binary"}))
 def test_autocast_changes_gradients_by_the_rounding_of_bfloat16_at_most(quantizer):
     def gradients(autocast: bool) -> torch.Tensor:

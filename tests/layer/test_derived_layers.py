@@ -50,6 +50,46 @@ class Adapted(nn.Linear):
         return super().forward(x) + x @ self.down.T @ self.up.T
 
 
+class Constrained(nn.Linear):
+    """Limits the norms of its weights, which its initial weights keep to."""
+
+    def forward(self, x):
+        self.weight.data = torch.renorm(self.weight.data, 2, 0, 10.0)
+        return super().forward(x)
+
+
+class ConstrainedLater(nn.Linear):
+    def forward(self, x):
+        y = super().forward(x)
+        self.weight.data.clamp_(-2, 2)
+        return y
+
+
+class Clipped(nn.Linear):
+    def forward(self, x):
+        return F.linear(x.clamp(-6, 6), self.weight, self.bias)
+
+
+class ClippedWeight(nn.Linear):
+    def forward(self, x):
+        return F.linear(x, self.weight.clamp(-2, 2), self.bias)
+
+
+class ClippedBias(nn.Linear):
+    def forward(self, x):
+        return F.linear(x, self.weight, self.bias.clamp(-9, 9))
+
+
+class ClippedInTraining(nn.Linear):
+    def forward(self, x):
+        return super().forward(x.clamp(-6, 6) if self.training else x)
+
+
+class Thresholded(nn.Linear):
+    def forward(self, x):
+        return super().forward(F.hardshrink(x, 0.01))
+
+
 class TwoInputs(nn.Linear):
     def forward(self, x, scale):
         return super().forward(x) * scale
@@ -94,6 +134,38 @@ def test_a_weight_that_is_zero_is_tried_with_others():
     nn.init.zeros_(layer.weight)
     model = bitcycle.quantize_model(nn.ModuleList([layer, nn.Linear(4, 4)]), float_layers=[])
     assert type(model[0]) is Scaled
+
+
+@pytest.mark.parametrize(
+    "kind",
+    [Constrained, ConstrainedLater, Clipped, ClippedWeight, ClippedBias, ClippedInTraining, Thresholded],
+)
+def test_limits_that_show_only_in_large_or_small_numbers_stay(kind):
+    """They vanished, as the layer was tried with usual numbers only."""
+    layer = kind(4, 4)
+    before = {name: value.clone() for name, value in layer.state_dict().items()}
+    model = bitcycle.quantize_model(nn.ModuleList([layer, nn.Linear(4, 4)]), float_layers=[])
+    assert model[0] is layer
+    assert all(torch.equal(value, before[name]) for name, value in layer.state_dict().items())
+
+
+def test_trying_a_class_leaves_no_trace():
+    class Counting(nn.Linear):
+        def __init__(self, *sizes):
+            super().__init__(*sizes)
+            self.calls, self.seen = torch.zeros(()), []
+
+        def forward(self, x):
+            self.calls.add_(1)
+            self.seen.append(x)
+            return super().forward(x)
+
+    layer = Counting(4, 4)
+    layer.weight.data.mul_(100)
+    weight = layer.weight.clone()
+    model = bitcycle.quantize_model(nn.Sequential(layer), float_layers=[])
+    assert isinstance(model[0], QuantizedLayer) and torch.equal(model[0].weight, weight)
+    assert layer.calls == 0 and layer.seen == []
 
 
 def floats(model):

@@ -9,6 +9,7 @@ from torch import Tensor, nn
 
 from bitcycle.precision import Precision
 from bitcycle.quantizer import ROLES, encode_bits
+from bitcycle.randomness import int32_key
 
 
 class HoldsTensors(nn.Module):
@@ -31,7 +32,7 @@ class HoldsTensors(nn.Module):
             if not after.is_meta:
                 if before.is_meta:
                     raise RuntimeError(
-                        "a model converted on the meta device has no bits: materialize the float model, and convert it then"
+                        "a converted model on the meta device has no bits: materialize the float model, and convert it then"
                     )
                 after.copy_(before)  # `to_empty` does not
             setattr(self, name, after)
@@ -42,7 +43,8 @@ class PrecisionState(HoldsTensors):
     """Current bits of weights, activations and gradients (0 = float32) and the key of the current step's noise.
 
     Bits are tensors, so that changing them neither rebuilds a module nor recompiles a kernel. `fixed` marks bits that no
-    schedule changes; `noise_key` distinguishes the noise of several states that a layer uses in the same step.
+    schedule changes; `noise_key` distinguishes the noise of several states that a layer uses in the same step, and `part` that of
+    parts of a model that were converted separately (`separate_noise`).
 
     The state dict contains the bits once, under the first layer that reads them: [3] in the order of `Precision`. Loaded bits
     apply until a controller sets others.
@@ -51,6 +53,7 @@ class PrecisionState(HoldsTensors):
     weight_bits: Tensor
     activation_bits: Tensor
     gradient_bits: Tensor
+    part = 0
     step_key: Tensor
     step_number: Tensor
     """Number of steps begun, by which compiled graphs recognise a new step."""
@@ -96,7 +99,7 @@ class PrecisionState(HoldsTensors):
         """Set the noise key of the step, and count the calls of layers from 0."""
         self.version += 1
         self.calls.clear()
-        self.step_key.fill_(key ^ self.noise_key)
+        self.step_key.fill_(key ^ self.noise_key ^ (int32_key("part", self.part) if self.part else 0))
         self.step_number.add_(1)
 
     def next_call(self, layer: int) -> int:

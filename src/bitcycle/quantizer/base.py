@@ -50,6 +50,9 @@ class TensorQuantizer(_Quantizer):
     """Whether a sequence is quantized as one tensor, as if its time steps were samples."""
     non_negative = False
     """Whether negative inputs are clipped. A layer with negative inputs calls `accept_signed`."""
+    lacks_values = False
+    """Whether it has seen none of the values that determine its range in the current mode; not a tensor, as torch.export
+    cannot read one."""
     fixed_range: tuple[float, float] | None = None
     """Fixed clipping limits of inputs; None if they depend on data or training."""
 

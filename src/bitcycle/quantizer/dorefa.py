@@ -108,6 +108,10 @@ class DorefaActivation(TensorQuantizer):
         self.fixed_range, self.signed_form = (0.0, 1.0), None
 
     @property
+    def lacks_values(self) -> bool:  # type: ignore[override]
+        return self.signed_form is not None and self.signed_form.lacks_values
+
+    @property
     def adapts(self) -> bool:
         return self.non_negative if self.signed_form is None else self.signed_form.adapts
 

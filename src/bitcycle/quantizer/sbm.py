@@ -110,6 +110,11 @@ class SbmActivation(TensorQuantizer):
         self.register_buffer("running_range", torch.zeros(()))
         self.register_buffer("running_weight", torch.zeros(()) if debias else None)
         self.calibrated: tuple[Tensor, Tensor] | None = None
+        self.is_observed = False
+
+    @property
+    def lacks_values(self) -> bool:  # type: ignore[override]
+        return not (self.training or self.is_observed or self.calibrated is not None)
 
     @property
     def adapts(self) -> bool:
@@ -141,6 +146,7 @@ class SbmActivation(TensorQuantizer):
 
     def record(self, bits: Tensor, batches: int = 1) -> None:
         """Add the weights of observed batches (or time steps); for every training pass that moves the running range."""
+        self.is_observed = True
         if self.running_weight is None or is_recomputation():
             return
         share = (1 - self.momentum**batches) * (bits > 0)
@@ -151,6 +157,7 @@ class SbmActivation(TensorQuantizer):
         if self.running_weight is not None and f"{prefix}running_range" in state_dict and name not in state_dict:
             state_dict[name] = torch.ones_like(self.running_weight)  # saved without correction
         super()._load_from_state_dict(state_dict, prefix, *arguments)
+        self.is_observed |= bool(state_dict.get(f"{prefix}running_range", torch.zeros(())) != 0)
 
     def ranges(self) -> tuple[Tensor, Tensor]:
         """Zero point and range that an operator reads and updates in training; copies if they must not change."""

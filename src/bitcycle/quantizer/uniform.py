@@ -19,7 +19,7 @@ Evaluation at other bits than training computes separate steps, from the current
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
@@ -72,8 +72,10 @@ class _StepKeeper(TensorQuantizer):
         self.register_buffer("step", torch.ones(1, 1))
         self.register_buffer("other_step", torch.ones(1, 1), persistent=False)
         self.register_buffer("step_bits", torch.tensor(NEVER))
+        self.lacks_values = True
 
     def prepare(self, x: Tensor, bits: int) -> None:
+        self.lacks_values = False
         if bits == int(self.step_bits):  # a resumed run keeps its step
             return
         if bits:
@@ -83,6 +85,10 @@ class _StepKeeper(TensorQuantizer):
 
     def restart(self) -> None:
         self.step_bits.fill_(NEVER)
+
+    def _load_from_state_dict(self, state_dict: dict[str, Any], prefix: str, *arguments: Any) -> None:
+        super()._load_from_state_dict(state_dict, prefix, *arguments)
+        self.lacks_values &= int(state_dict.get(f"{prefix}step_bits", NEVER)) == NEVER
 
     def _optimal(self, x: Tensor, bits: int) -> Tensor:
         raise NotImplementedError

@@ -15,7 +15,7 @@ from bitcycle import distributed
 from bitcycle.hardware import Cost, CostMeter, HardwareOptions, Workload, hardware_options, trace
 from bitcycle.layer.control.watch import Call, FirstStep, Watch, called_parts, name_functions, products_of, samples_of
 from bitcycle.layer.gates.gate import GateRecord
-from bitcycle.layer.products.quantized_product import QuantizedProduct
+from bitcycle.layer.products.quantized_product import QuantizedProduct, separate_noise
 from bitcycle.layer.state import PrecisionState
 from bitcycle.layer.twin import modules_of
 from bitcycle.precision import FLOAT, Precision
@@ -68,6 +68,7 @@ class PrecisionController:
             raise SettingError("schedule", schedule, "is not a schedule bound to the length of a run", remedy)
         self.schedule, self.seed, self.rank, self.batch_dimension = schedule, seed, rank, batch_dimension
         self.states = modules_of(model, PrecisionState)
+        separate_noise(model)
         options = (product.quantizer_options for product in modules_of(model, QuantizedProduct))
         self._quantizers = list({id(quantizer): quantizer for quantizer in options}.values())
         for quantizer in self._quantizers:

@@ -5,12 +5,18 @@
 
 Classes whose methods, or functions called by these, name scaled_dot_product_attention get the modules `score_product` and
 `value_product`. A converted module of such a class, or of one that reads the weight of a layer it contains, becomes an instance
-of a subclass of its own class, which redirects these functions during its forward pass. Its own parameters stay float.
+of a subclass of its own class, which redirects these functions in its methods. Its own parameters stay float.
+
+All methods redirect, not only forward, as checkpointing calls one of them again in the backward pass. Functions within a method
+cannot, and their checkpointing is refused.
 """
 
+import inspect
+import sys
 from collections.abc import Callable, Iterator
 from functools import cache, wraps
-from types import CodeType, FunctionType
+from itertools import takewhile
+from types import CodeType, FrameType, FunctionType
 from typing import Any
 
 import torch
@@ -20,10 +26,14 @@ from torch.overrides import TorchFunctionMode
 
 from bitcycle.layer.products.quantized import QuantizedLinear
 from bitcycle.module.layers import MatrixProduct
+from bitcycle.settings import SettingError
 
 ATTENTION_PRODUCTS = ("score_product", "value_product")
 """Names of the two products of attention in the module that computes it."""
 ATTENTION = "scaled_dot_product_attention"
+_NOT_OWN = ("torch", "bitcycle", "builtins")
+_READING = {"linear", "weight"}
+"""What a class names that reads the weight of a layer it contains."""
 
 
 def added_products(model: nn.Module) -> dict[str, nn.Module]:
@@ -35,12 +45,18 @@ def added_products(model: nn.Module) -> dict[str, nn.Module]:
     return found
 
 
+def may_redirect(module: nn.Module) -> bool:
+    """Whether the class of `module` names functions that a conversion redirects."""
+    names: frozenset[str] = _names(type(module))  # type: ignore[arg-type]
+    return ATTENTION in names or names >= _READING
+
+
 def redirect_functions(model: nn.Module) -> None:
     """Let the modules of a converted model that call these functions use their quantized products; changes classes in place."""
     for module in model.modules():
         names: frozenset[str] = _names(type(module))  # type: ignore[arg-type]
         layers = _linear_layers(module)
-        reads = bool(layers) and {"linear", "weight"} <= names
+        reads = bool(layers) and names >= _READING
         if not reads and not (ATTENTION in names and any(hasattr(module, product) for product in ATTENTION_PRODUCTS)):
             continue
         for layer in layers if reads else ():
@@ -55,14 +71,13 @@ def _linear_layers(module: nn.Module) -> list[QuantizedLinear]:
 @cache
 def _names(kind: type[nn.Module]) -> frozenset[str]:
     """The names that the methods of a class, and the functions that they call, refer to; empty for PyTorch's own classes."""
-    found: set[str] = set()
-    for base in kind.__mro__:
-        if base.__module__.partition(".")[0] in ("torch", "bitcycle", "builtins"):
-            break
-        for value in vars(base).values():
-            if isinstance(value, FunctionType):
-                found |= _names_in(value, set())
-    return frozenset(found)
+    own = (value for base in _own_bases(kind) for value in vars(base).values() if isinstance(value, FunctionType))
+    return frozenset(name for function in own for name in _names_in(function, set()))
+
+
+def _own_bases(kind: type[nn.Module]) -> Iterator[type]:
+    """The class and its bases, up to PyTorch's own."""
+    return takewhile(lambda base: base.__module__.partition(".")[0] not in _NOT_OWN, kind.__mro__)
 
 
 def _names_in(function: FunctionType, seen: set[object]) -> set[str]:
@@ -87,7 +102,7 @@ def _code_names(code: CodeType) -> Iterator[str]:
 
 
 class _Redirecting(nn.Module):
-    """Mixin of a module whose functions are redirected to quantized products during its forward pass."""
+    """Mixin of a module whose functions are redirected to quantized products in its methods."""
 
     _redirected: type[nn.Module]
     """Its class without the mixin."""
@@ -98,13 +113,31 @@ class _Redirecting(nn.Module):
 
 @cache
 def _redirecting(plain: type[nn.Module]) -> type[nn.Module]:
-    @wraps(plain.forward)
-    def forward(self: nn.Module, *arguments: Any, **keywords: Any) -> Any:
-        with _Redirection(self):
-            return plain.forward(self, *arguments, **keywords)
+    own = {"_redirected": plain, "__module__": plain.__module__, "__qualname__": plain.__qualname__}
+    methods = {name: _redirected(method) for name, method in _methods(plain).items()}
+    return type(plain.__name__, (_Redirecting, plain), own | methods)
 
-    own = {"_redirected": plain, "forward": forward, "__module__": plain.__module__, "__qualname__": plain.__qualname__}
-    return type(plain.__name__, (_Redirecting, plain), own)
+
+def _methods(kind: type[nn.Module]) -> dict[str, Callable[..., Any]]:
+    """The methods by which a class computes: its forward, and those of its own that PyTorch's modules do not have."""
+    own = {name for base in _own_bases(kind) for name in vars(base) if not hasattr(nn.Module, name)}
+    found = {name: inspect.getattr_static(kind, name) for name in sorted(own)}
+    functions = {name: method for name, method in found.items() if isinstance(method, FunctionType)}
+    others = {name: method for name, method in functions.items() if not inspect.isgeneratorfunction(method)}
+    return {"forward": kind.forward, **others}
+
+
+def _redirected(method: Callable[..., Any]) -> Callable[..., Any]:
+    @wraps(method)
+    def redirected(self: nn.Module, *arguments: Any, **keywords: Any) -> Any:
+        with _Redirection(self):
+            return method(self, *arguments, **keywords)
+
+    return redirected
+
+
+_REDIRECTED = next(code for code in _redirected.__code__.co_consts if isinstance(code, CodeType))
+"""The code of a redirected method, which is that of all of them."""
 
 
 def _restored(plain: type[nn.Module]) -> nn.Module:
@@ -115,7 +148,7 @@ def _restored(plain: type[nn.Module]) -> nn.Module:
 class _Redirection(TorchFunctionMode):
     def __init__(self, owner: nn.Module) -> None:
         super().__init__()
-        self.owner = owner
+        self.owner, self.is_differentiated = owner, torch.is_grad_enabled()
         self.layers = {id(layer.weight): layer for layer in _linear_layers(owner)}
 
     def __torch_function__(
@@ -123,6 +156,7 @@ class _Redirection(TorchFunctionMode):
     ) -> Any:
         keywords = kwargs or {}
         if func is F.scaled_dot_product_attention:
+            self._refuse_checkpoint()
             return _attention(self.owner, *args, **keywords)
         if func is F.linear:
             return self._linear(*args, **keywords)
@@ -130,7 +164,23 @@ class _Redirection(TorchFunctionMode):
 
     def _linear(self, input: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
         layer = self.layers.get(id(weight))
-        return F.linear(input, weight, bias) if layer is None else layer(input, bias)
+        if layer is None:
+            return F.linear(input, weight, bias)
+        self._refuse_checkpoint()
+        return layer(input, bias)
+
+    def _refuse_checkpoint(self) -> None:
+        """Refuse checkpointing that began within the method: it will call the function again without redirection. Raises
+        SettingError."""
+        if torch.compiler.is_compiling() or not self.is_differentiated:
+            return
+        frame: FrameType | None = sys._getframe(1)
+        while frame is not None and frame.f_code is not _REDIRECTED:
+            if frame.f_globals.get("__name__") == "torch.utils.checkpoint":
+                problem = "checkpoints a function that is no method of it, whose recomputation would be float"
+                remedy = "checkpoint a method, or name the layers that it computes in float_layers"
+                raise SettingError("model", type(self.owner).__name__, problem, remedy)
+            frame = frame.f_back
 
 
 def _attention(

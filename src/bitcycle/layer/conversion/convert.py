@@ -15,7 +15,7 @@ from torch.nn.utils.parametrize import is_parametrized, type_before_parametrizat
 
 from bitcycle.layer.codes import compute_codes
 from bitcycle.layer.conversion import roles
-from bitcycle.layer.conversion.by_function import added_products, redirect_functions
+from bitcycle.layer.conversion.by_function import added_products, may_redirect, redirect_functions
 from bitcycle.layer.conversion.counterpart import counterpart
 from bitcycle.layer.conversion.roles import LAYER_ROLES, PRODUCT_LAYERS
 from bitcycle.layer.gates.gate import Gates
@@ -83,7 +83,7 @@ def _integrations(model: nn.Module) -> list[ModuleType]:
 def layer_roles(model: nn.Module, sample: Any = None) -> dict[str, tuple[str, ...]]:
     """Roles of the convertible layers; see `layer/roles.py`."""
     layers = convertible_layers(model)
-    return roles.layer_roles(layers, roles.find_order(model, layers, sample))
+    return roles.layer_roles(layers, roles.find_order(model, layers, sample).calls)
 
 
 def _match(name: str, found: Sequence[str], entries: Sequence[str]) -> str:
@@ -128,7 +128,9 @@ def conversion_plan(
     """
     gates, rule = gates_of(model, schedule), getattr(model, "float_layers", DEFAULT_FLOAT_LAYERS)
     float_layers = options.float_rule(rule if gates is None else ("first", *rule))
-    layers, found = convertible_layers(model), layer_roles(model, sample)
+    layers = convertible_layers(model)
+    order = roles.find_order(model, layers, sample)
+    found = roles.layer_roles(layers, order.calls)
     own_bits = options.layer_bits or {}
     for field, entries in (("float_layers", float_layers), ("layer_bits", own_bits)):
         for entry in entries:
@@ -156,7 +158,22 @@ def conversion_plan(
             treatment = f"fixed {'/'.join(map(str, numbers))}"
         kind = type_before_parametrizations(layer).__name__
         plan.append(LayerRule(name, kind, found[name], treatment, reason, fixed))
+    if order.is_guessed:
+        _warn_of_guess(plan)
     return _with_float_share(plan, options.float_share)
+
+
+def _warn_of_guess(plan: list[LayerRule]) -> None:
+    """Name the layers that are treated as first and last by the order of registration, if any are."""
+    chosen = [
+        f"{rule.name} ({role})" for rule in plan for role in ("first", "last") if rule.reason.endswith(f": {role}")
+    ]
+    if chosen:
+        logger.warning(
+            "the order in which the layers run could not be traced, so that these are taken for the first and last by the order"
+            " of registration: %s; pass sample to quantize_model, or name layers in float_layers",
+            ", ".join(chosen),
+        )
 
 
 def _with_float_share(plan: list[LayerRule], share: float) -> list[LayerRule]:
@@ -228,7 +245,8 @@ def quantize_model(
     Raises:
         SettingError (a ValueError), leaving the model unchanged: if nothing would be quantized, an entry of `float_layers`
             or `layer_bits` matches no layer, the schedule needs blocks and the model has none, `compute` is neither of the two,
-            `recompute` is set without codes, a layer recomputes its weight (weight_norm), or has none yet (LazyLinear).
+            `recompute` is set without codes, or a layer recomputes its weight (weight_norm), has none yet (LazyLinear, the
+            meta device), is compiled, or has a forward of its own (hooks of accelerate).
     """
     if compute not in COMPUTE:
         raise SettingError("compute", compute, "is not one of the options", f"use {' or '.join(COMPUTE)}")
@@ -295,14 +313,18 @@ def _nothing_to_quantize(model: nn.Module, plan: list[LayerRule], options: Quant
 
 
 def _check_model(model: object) -> None:
-    """Check that `model` is a network none of whose layers waits for its first input to create its weight, as these would stay
-    float."""
+    """Check that `model` is a network whose weights have values. Layers that wait for their first input to create them would stay
+    float, and bits and ranges would stay on the meta device when weights are assigned. Raises SettingError."""
     if not isinstance(model, nn.Module):
         raise SettingError("model", type(model).__name__, "is not a torch.nn.Module", "give a float network")
     for name, module in model.named_modules():
         if any(isinstance(parameter, UninitializedParameter) for parameter in module.parameters(recurse=False)):
             problem, kind = f"layer {name!r} has no weight before its first input", type(module).__name__
             raise SettingError("model", kind, problem, "run the float model on a sample first")
+        if any(parameter.is_meta for parameter in module.parameters(recurse=False)):
+            problem, kind = f"layer {name!r} is on the meta device and has no values", type(module).__name__
+            remedy = "materialize the float model (to_empty, or load_state_dict with assign=True), and convert it then"
+            raise SettingError("model", kind, problem, remedy)
 
 
 def _convert(model: nn.Module, plan: list[LayerRule], options: QuantizerOptions, compile: bool) -> nn.Module:
@@ -313,6 +335,7 @@ def _convert(model: nn.Module, plan: list[LayerRule], options: QuantizerOptions,
     states: dict[Precision | None, PrecisionState] = {bits: PrecisionState(bits, fixed=True) for bits in apart}
     states[None] = PrecisionState(options.initial_precision)
     layers = convertible_layers(model)
+    _check_calls(model, plan, layers)
     signed = {rule.name for rule in plan if has_signed_input(model, rule.name, rule.roles)}
     device = next((parameter.device for parameter in model.parameters()), torch.device("cpu"))
     converted: dict[str, nn.Module] = {}
@@ -338,6 +361,22 @@ def _convert(model: nn.Module, plan: list[LayerRule], options: QuantizerOptions,
             left,
         )
     return model
+
+
+def _check_calls(model: nn.Module, plan: list[LayerRule], layers: Mapping[str, nn.Module]) -> None:
+    """Check that no layer of `plan` is called by other means than its class, which would bypass its quantized counterpart. Raises
+    SettingError naming the layer."""
+    compiled = [module._modules.get("_orig_mod") for module in model.modules()]  # torch.compile keeps the layer itself
+    for rule in plan:
+        layer, caller = layers[rule.name], model.get_submodule(rule.name.rpartition(".")[0])
+        if "forward" in vars(layer) or (may_redirect(caller) and "forward" in vars(caller)):
+            problem = "is called by a forward that was assigned to it or its module (as by hooks of accelerate)"
+        elif layer._compiled_call_impl is not None or any(layer is module for module in compiled):
+            problem = "is compiled already"
+        else:
+            continue
+        remedy = "convert the float model before adding hooks or compiling, or name the layer in float_layers"
+        raise SettingError("model", rule.kind, f"layer {rule.name!r} {problem}, which would keep it float", remedy)
 
 
 def _quantized(rule: LayerRule, layer: nn.Module, context: Context, device: torch.device) -> nn.Module:

@@ -2,15 +2,18 @@
 
 A class derived from a linear layer or a convolution has the counterpart of its base if it defines at most a constructor, initial
 weights and a description, and has no other parameters. A class derived from nn.Linear may also define forward, as Falcon's does,
-if that returns x W^T + b for random inputs, in training as in evaluation. All others (noise, scaled weights, adapters) may
-compute something else and stay float.
+if that returns x W^T + b for random inputs, in training as in evaluation, and for small, usual and large numbers, so that limits
+and thresholds show. All others (noise, scaled weights, adapters) may compute something else and stay float.
 """
+
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.nn.modules.linear import NonDynamicallyQuantizableLinear
 from torch.nn.utils.parametrize import is_parametrized, type_before_parametrizations
 
+from bitcycle.layer.conversion.untouched import untouched
 from bitcycle.layer.products.quantized import CONVERSIONS
 from bitcycle.layer.products.quantized_product import Quantized
 
@@ -43,31 +46,35 @@ def counterpart(module: nn.Module) -> type[nn.Module] | None:
     return CONVERSIONS[base] if "forward" not in own or (base is nn.Linear and _multiplies(module)) else None
 
 
+_TRIED: tuple[tuple[float, tuple[int, ...]], ...] = ((1.0, (3,)), (1.0, (2, 3)), (1e-3, (3,)), (1e3, (3,)))
+"""Factors of inputs, weights and biases, with the leading sizes of inputs."""
+
+
 def _multiplies(layer: nn.Module) -> bool:
-    """Whether a layer with a weight and a bias computes x W^T + b, tried with random inputs and a random bias."""
-    weight, generator = layer.weight, torch.Generator().manual_seed(0)
-    assert isinstance(weight, Tensor)
-    if weight.is_meta or not bool(weight.any()):
-        weight = torch.randn(weight.shape, generator=generator)
-    weight = weight.detach().to("cpu", torch.float32)
-    bias = None if layer.bias is None else torch.randn(len(weight), generator=generator)
-    probe = type(layer).__new__(type(layer))
-    probe.__dict__.update(vars(layer), _parameters={"weight": weight, "bias": bias})
+    """Whether a layer with a weight and a bias computes x W^T + b and keeps them, tried with random inputs and a random bias."""
     try:
-        with torch.no_grad(), torch.random.fork_rng(devices=[]):
-            return all(_is_linear(probe, weight, bias, shape, generator) for shape in ((3,), (2, 3)))
+        with torch.no_grad(), untouched(layer):
+            return all(_is_linear(layer, *case, mode) for case in _TRIED for mode in (True, False))
     except Exception:  # other arguments, types or shapes: not a linear layer
         return False
 
 
-def _is_linear(
-    probe: nn.Module, weight: Tensor, bias: Tensor | None, shape: tuple[int, ...], generator: torch.Generator
-) -> bool:
-    x = torch.randn(*shape, weight.shape[1], generator=generator)
+def _is_linear(layer: nn.Module, factor: float, sizes: tuple[int, ...], training: bool) -> bool:
+    """Whether the forward of the layer's class is linear in this case; computed by a layer with copies of its tensors."""
+    generator = torch.Generator().manual_seed(0)
+    weight = layer.weight
+    assert isinstance(weight, Tensor)
+    if weight.is_meta or not bool(weight.any()):
+        weight = torch.randn(weight.shape, generator=generator)
+    weight = factor * weight.detach().to("cpu", torch.float32)
+    bias = None if layer.bias is None else factor**2 * torch.randn(len(weight), generator=generator)
+    x = factor * torch.randn(*sizes, weight.shape[1], generator=generator)
     expected = nn.functional.linear(x, weight, bias)
+    probe: Any = type(layer).__new__(type(layer))
+    operands = {"weight": weight.clone(), "bias": None if bias is None else bias.clone()}
+    probe.__dict__.update(vars(layer), _parameters=operands, training=training)
+    vars(probe).pop("forward", None)  # assigned to the layer, whose tensors it would use
+    y = probe.forward(x.clone())
+    changed = not torch.equal(probe.weight, weight) or (bias is not None and not torch.equal(probe.bias, bias))
     tolerance = 1e-4 * float(expected.abs().max())
-    for probe.training in (True, False):
-        y = probe.forward(x)
-        if y.shape != expected.shape or not torch.allclose(y, expected, rtol=0, atol=tolerance):
-            return False
-    return True
+    return not changed and y.shape == expected.shape and torch.allclose(y, expected, rtol=0, atol=tolerance)

@@ -41,29 +41,36 @@ class Call(NamedTuple):
     kind: str = "product"
 
 
-def find_order(model: nn.Module, layers: Mapping[str, nn.Module], sample: Any = None) -> tuple[Call, ...]:
+class Order(NamedTuple):
+    """The calls of a network, and whether they are only the order of registration, because no other could be found."""
+
+    calls: tuple[Call, ...]
+    is_guessed: bool = False
+
+
+def find_order(model: nn.Module, layers: Mapping[str, nn.Module], sample: Any = None) -> Order:
     """The order in which the layers with weights of `model`, convertible or not, and its embeddings run on `sample`: a tensor, a
     tuple of arguments, a dictionary of keywords, or None for the `dummy_inputs` of transformers models."""
     watched = {**layers, **{name: m for name, m in model.named_modules() if _kind(m) and name not in layers}}
     registered = tuple(Call(name, name, _kind(m)) for name, m in model.named_modules() if name in watched)
     if sample is None and hasattr(model, "float_layers"):  # its rule refers to layers, not embeddings
-        return tuple(call for call in registered if call.name in layers)
+        return Order(tuple(call for call in registered if call.name in layers))
     try:
         # of a forward pass without values, unless it needs them, as detectors of two stages and experts' grouped products do
         with warnings.catch_warnings(action="ignore"):
             if sample is not None:
                 with suppress(Exception), untouched(model):
-                    return _run(model, watched, sample)
+                    return Order(_run(model, watched, sample))
                 with untouched(model, parameters=True):
-                    return _run(model, watched, sample, with_values=True)
+                    return Order(_run(model, watched, sample, with_values=True))
             with untouched(model):
                 if hasattr(model, "dummy_inputs"):
-                    return _run(model, watched, model.dummy_inputs)
-                return _symbolic(model, watched)
+                    return Order(_run(model, watched, model.dummy_inputs))
+                return Order(_symbolic(model, watched))
     except Exception:  # untraceable control flow can raise any exception
         if sample is not None:
             raise
-        return registered
+        return Order(registered, is_guessed=True)
 
 
 def _kind(module: nn.Module) -> str:

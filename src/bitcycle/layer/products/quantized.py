@@ -97,10 +97,11 @@ class QuantizedLayer(QuantizedProduct):
     @not_compiled
     def adapt(self, x: Tensor) -> None:
         """Let the quantizers adapt to changed bits or mode. Raises SettingError if x has negative values and the quantizer
-        does not support them."""
+        does not support them, or in torch.export if it has not adapted before."""
         weight: Tensor = self.weight
         precision = self.precision.precision
         if not (has_numbers(weight) and has_numbers(x)):  # without values there is nothing to adapt to
+            self._refuse_export()
             return
         bits = encode_bits(precision.activation)
         self.adapted = self.activation_quantizer.learns_from(x, bits)  # else the next batch decides
@@ -108,6 +109,18 @@ class QuantizedLayer(QuantizedProduct):
             self._observe_inputs(x.detach(), bits)
             self.activation_quantizer.prepare(x.detach(), bits)
         self.weight_quantizer.prepare(self.rows_of(weight.detach()), encode_bits(precision.weight))
+
+    def _refuse_export(self) -> None:
+        """Refuse that torch.export makes ranges constants that no batch has determined. Raises SettingError."""
+        activation, bits = self.activation_quantizer, self.precision.precision
+        is_undecided = activation.non_negative and not self.observed_bits
+        found = (
+            (activation.lacks_values or is_undecided, bits.activation),
+            (self.weight_quantizer.lacks_values, bits.weight),
+        )
+        if torch.compiler.is_exporting() and any(lacks and encode_bits(number) for lacks, number in found):
+            problem = f"layer {self.name!r} has no range to export, as the network has not run in this mode"
+            raise SettingError("model", "torch.export", problem, "run it on a batch before torch.export.export")
 
     def _observe_inputs(self, x: Tensor, bits: int) -> None:
         """Check, once for each number of bits, whether the activation's quantizer would clip its input."""

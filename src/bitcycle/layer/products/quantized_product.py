@@ -12,6 +12,7 @@ from torch import Tensor, nn
 
 from bitcycle.layer.compilation import refuse_tracing
 from bitcycle.layer.state import HoldsTensors, PrecisionState
+from bitcycle.layer.twin import modules_of
 from bitcycle.quantizer import QuantizerOptions, TensorQuantizer, encode_bits, quantizer_options
 from bitcycle.quantizer.autograd import backward_only
 from bitcycle.randomness import hash_bits, int32_key
@@ -85,6 +86,19 @@ class Noisy(HoldsTensors):
         self.call_count.copy_(number + 1)
         self.call_step.copy_(step)
         return number
+
+
+def separate_noise(model: nn.Module) -> None:
+    """Give layers of the same name, in parts of the model that were converted separately, noise of their own."""
+    numbers: dict[PrecisionState, set[int]] = {}
+    for layer in modules_of(model, Noisy):
+        numbers.setdefault(layer.precision, set()).add(layer.layer_number)
+    taken: list[set[int]] = []
+    for state, own in numbers.items():
+        state.part = next((part for part, others in enumerate(taken) if not own & others), len(taken))
+        if state.part == len(taken):
+            taken.append(set())
+        taken[state.part] |= own
 
 
 class Quantized(nn.Module):

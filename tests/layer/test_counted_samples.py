@@ -254,3 +254,21 @@ def test_lightning_style_modules_count_the_passes_of_their_core(calls):
     assert control.cost().samples == 7
     names = {operation.module.replace("_orig_mod.", "") for operation in control.meter.workload.operations}
     assert names == {"net.0", "net.1"}
+
+
+def test_a_training_pass_costs_the_bits_that_it_computes():
+    """Those of `use` and `at_q_max` were charged at the schedule's 3 bits."""
+    model = bitcycle.quantize_model(nn.Sequential(nn.Linear(4, 4)), float_layers=[])
+    control = bitcycle.PrecisionController(model, bitcycle.schedule("CR", q_min=3, q_max=8, cycles=1, total_steps=100))
+    control.step(0)
+    model(torch.randn(1, 4))
+    with control.at_q_max():
+        model(torch.randn(2, 4))
+    model(torch.randn(4, 4))
+    control.use((6, 5, 8))
+    with control.at_q_max():
+        model(torch.randn(8, 4))
+    model(torch.randn(16, 4))
+    control.step(1)
+    model(torch.randn(32, 4))
+    assert control.meter.histogram == {(3, 3, 8): 1 + 4 + 32, (8, 8, 8): 2 + 8, (6, 5, 8): 16}

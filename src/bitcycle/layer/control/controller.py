@@ -18,7 +18,7 @@ from bitcycle.layer.gates.gate import GateRecord
 from bitcycle.layer.products.quantized_product import QuantizedProduct, separate_noise
 from bitcycle.layer.state import PrecisionState
 from bitcycle.layer.twin import modules_of
-from bitcycle.precision import FLOAT, Precision
+from bitcycle.precision import FLOAT, Precision, effective
 from bitcycle.quantizer import with_formats
 from bitcycle.quantizer.autograd import is_recomputation
 from bitcycle.randomness import int32_key
@@ -78,6 +78,7 @@ class PrecisionController:
                 raise SettingError("schedule.formats", lists, "the model was converted without them", remedy)
             quantizer.check_ends(schedule.lowest, schedule.reference)
         self.precision: Precision | None = None
+        self._used: Precision | None = None  # outside the schedule
         self.next_step, self._has_counted = 0, False
         self._counting, self._depth = True, 0
         self._unseen = set[str]()
@@ -122,7 +123,7 @@ class PrecisionController:
             state.begin_step(key)
             state.control(precision)
         self.next_step, self._has_counted, self._is_tracing = t + 1, False, not self._first.calls
-        self.precision = precision
+        self.precision, self._used = precision, None
         self._samples_given = samples
         if samples:
             self._meter.add(precision, samples)
@@ -176,7 +177,8 @@ class PrecisionController:
             quantizer.check([precision])
 
     def use(self, precision: Precision | tuple[int, int, int], choose: bool | None = None) -> None:
-        """Set bits outside the schedule, as for an evaluation at q_max; the next `step` sets them again.
+        """Set bits outside the schedule, as for an evaluation at q_max; the next `step` sets them again. Training passes until then
+        cost these bits, unless `step` was given their samples.
 
         Args:
             precision: the bits, as a `Precision` or three numbers (weight, activation, gradient).
@@ -195,6 +197,7 @@ class PrecisionController:
         self._record.choose(precision == self.precision if choose is None else choose)
         for state in self.states:
             state.control(precision)
+        self._used = effective(precision)
 
     @contextmanager
     def at_q_max(self) -> Iterator[None]:
@@ -203,12 +206,13 @@ class PrecisionController:
         `with control.at_q_max(): evaluate(model)`
         """
         before = [(state, state.precision, state.is_controlled) for state in self.states]
-        chose = self._record.chooses
+        chose, used = self._record.chooses, self._used
         self.use(self.schedule.reference)
         try:
             yield
         finally:
             self._record.choose(chose)
+            self._used = used
             for state, precision, was_controlled in before:
                 state.control(precision, was_controlled)
 
@@ -275,7 +279,7 @@ class PrecisionController:
             logger.warning("%s; for other counts, use a new controller from that step on", change)
         if not self._samples_given and self._first.counts(part):
             samples = samples_of(arguments, keywords, self.batch_dimension)
-            self._meter.add(self.precision, samples * distributed.world_size())
+            self._meter.add(self._used or self.precision, samples * distributed.world_size())
 
     def _trace(
         self,

@@ -343,3 +343,13 @@ def test_only_gated_blocks_lose_their_part_of_a_name():
     names = list(model.state_dict())
     model = bitcycle.quantize_model(model, schedule=bitcycle.schedule("dfq", total_steps=10))
     assert list(float_state_dict(model)) == names
+
+
+@pytest.mark.parametrize("name", ["dfq", "fractrain"])
+def test_a_gated_schedule_needs_gates(name):
+    """Without them every layer trained at static bits, and nothing said so."""
+    model = bitcycle.quantize_model(resnet())
+    with pytest.raises(
+        SettingError, match=rf"schedule={name}: .* without gates .*quantize_model\(model, ..., schedule="
+    ):
+        bitcycle.PrecisionController(model, bitcycle.schedule(name, total_steps=10, steps_per_epoch=5))

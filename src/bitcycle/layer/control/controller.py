@@ -48,7 +48,8 @@ class PrecisionController:
         rank: of this process in distributed training, on which its noise depends; None: that of torch.distributed.
 
     Raises:
-        SettingError (a ValueError): if the quantizer has no format for the lowest or highest bits of the schedule.
+        SettingError (a ValueError): if the quantizer does not support bits of the schedule, or the model was converted without
+            its formats or gates.
     """
 
     def __init__(
@@ -84,6 +85,11 @@ class PrecisionController:
         self._unseen = set[str]()
         self._awaits_batch, self._uncounted_steps = False, 0
         self._record = GateRecord(model)
+        if isinstance(schedule, GatedSchedule) and self.states and not self._record.gates:
+            remedy = "use quantize_model(model, ..., schedule=schedule)"
+            raise SettingError(
+                "schedule", schedule.name, "the model was converted without gates to choose bits", remedy
+            )
         self._meter, self._samples_given = CostMeter(None, hardware_options(hardware), schedule.reference), 0
         self._first, self._is_tracing, self._has_noticed = FirstStep(), True, False
         self._feedback = schedule if isinstance(schedule, FeedbackSchedule) else None

@@ -346,3 +346,11 @@ def test_a_schedule_that_is_told_nothing_is_noticed(caplog):
         for step in range(100):
             control.step(step)
     assert caplog.text.count("schedule.observe") == 1
+
+
+def test_bits_that_the_quantizer_lacks_are_refused_before_training():
+    """Training failed at step 370, where the schedule left the 1 to 4 bits of multibit."""
+    model = bitcycle.quantize_model(nn.Sequential(nn.Linear(4, 4)), "multibit")
+    schedule = bitcycle.schedule("CR", q_min=3, q_max=8, gradient_min=32, cycles=1, total_steps=1000)
+    with pytest.raises(SettingError, match="multibit: quantizes weights to 1 to 4 bits, not to 5"):
+        bitcycle.PrecisionController(model, schedule)

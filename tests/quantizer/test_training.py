@@ -305,9 +305,9 @@ def test_what_is_float_is_refused_by_nobody(tmp_path):
 
 def test_the_controller_and_single_tensors_refuse_the_same():
     model = uniform_model()
-    control = bitcycle.PrecisionController(model, bitcycle.schedule("static", q_max=8, total_steps=3))
     with pytest.raises(SettingError, match="no quantizer of gradients"):
-        control.step(0)
+        bitcycle.PrecisionController(model, bitcycle.schedule("static", q_max=8, total_steps=3))
+    control = bitcycle.PrecisionController(model, bitcycle.schedule("static", q_max=8, gradient=32, total_steps=3))
     with pytest.raises(SettingError, match="2 to 8 bits, not to 9"):
         control.use(Precision(9, 32, 8))
     with pytest.raises(SettingError, match="weights to 2 bits"):

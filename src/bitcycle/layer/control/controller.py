@@ -78,6 +78,7 @@ class PrecisionController:
                 lists = schedule.options.format_lists
                 raise SettingError("schedule.formats", lists, "the model was converted without them", remedy)
             quantizer.check_ends(schedule.lowest, schedule.reference)
+            quantizer.check(sorted(schedule.precisions))  # before the step that needs them
         self.precision: Precision | None = None
         self._used: Precision | None = None  # outside the schedule
         self.next_step, self._has_counted = 0, False
@@ -183,8 +184,8 @@ class PrecisionController:
             quantizer.check([precision])
 
     def use(self, precision: Precision | tuple[int, int, int], choose: bool | None = None) -> None:
-        """Set bits outside the schedule, as for an evaluation at q_max; the next `step` sets them again. Training passes until then
-        cost these bits, unless `step` was given their samples.
+        """Set bits outside the schedule, as for an evaluation at q_max; the next `step` sets them again. Training passes until
+        then cost these bits, unless `step` was given their samples.
 
         Args:
             precision: the bits, as a `Precision` or three numbers (weight, activation, gradient).

@@ -329,3 +329,21 @@ def test_cycles_that_do_not_divide_the_run_end_well_when_exact():
     assert bits["ceil"][-1] < 8
     even = [bitcycle.schedule("CR", cycles=8, total_steps=64, period_rounding=name) for name in ("ceil", "exact")]
     assert even[0].run_lengths == even[1].run_lengths
+
+
+@pytest.mark.parametrize("profile", ["linear", "cosine", "exponential", "rex"])
+@pytest.mark.parametrize(
+    ("bits", "steps", "cycles"), [((3, 8), 2 * 10**6, 1), ((31, 32), 9 * 10**6, 8), ((2, 32), 10**9, 1)]
+)
+def test_the_course_of_a_long_run_is_found_at_once(bits, steps, cycles, profile):
+    """Every step was computed: 14 s for 2e6 steps."""
+    options = Cyclic(name="CR", profile=profile, q_min=bits[0], q_max=bits[1], cycles=cycles)
+    bound = options.bind(steps)
+    start, calls = 0, []
+    original, options.level = options.level, lambda *arguments: calls.append(1) or original(*arguments)
+    course = options.course(bound.length)
+    assert len(calls) < 10**4 and sum(length for _, length in course) == steps
+    for precision, length in course:
+        near = [k for k in (*range(200), *range(length - 200, length), length // 2) if 0 <= k < length]
+        assert {bound(start + k) for k in near} == {precision}
+        start += length

@@ -20,9 +20,9 @@ from bitcycle.schedule.range_test import FirstRangeTest, RangeTest, RangeTestRul
 from bitcycle.settings import MISSING, SettingError, setting
 
 PROFILES = ("linear", "cosine", "exponential", "rex")
-LARGEST_PERIOD = 10**6
-"""Up to this length, precision computed in float64 is monotone within half a cycle, as in exact arithmetic: successive steps
-differ by more than the rounding error of the profile."""
+LARGEST_PERIOD = 10**9
+"""Up to this length, precision computed in float64 is monotone within half a cycle, as in exact arithmetic: where it rounds to
+other bits, which is never at an end of the profile, successive steps differ by more than the rounding error."""
 EXP_K, REX_D = 4.0, 0.9
 """Constants of the exponential and the REX profile."""
 FORMS = ("repeated", "vertical", "horizontal", "within", "annealing")

@@ -74,6 +74,8 @@ def test_samples_are_counted_where_they_are():
     control.step(0)
     with pytest.raises(SettingError, match="batch_dimension=3: is no dimension"):  # once counted as one sample
         model(torch.randn(7, 5, 3))
+    with pytest.raises(SettingError, match="batch_dimension=-1: is negative"):  # features were counted as samples
+        bitcycle.PrecisionController(model, schedule, batch_dimension=-1)
     images = bitcycle.layer.control.watch.samples_of(([torch.zeros(3, 8, 8)] * 4,), {}, 0)
     assert images == 4
 

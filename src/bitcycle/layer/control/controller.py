@@ -67,6 +67,9 @@ class PrecisionController:
         if not isinstance(given, Schedule):
             remedy = f"give bitcycle.schedule({schedule!r}, total_steps=...)"
             raise SettingError("schedule", schedule, "is not a schedule bound to the length of a run", remedy)
+        if batch_dimension < 0:  # from the end it would name features in one tensor, and samples in another
+            remedy = "count from the first dimension: 0, or 1 for [T, N, F]"
+            raise SettingError("batch_dimension", batch_dimension, "is negative", remedy)
         self.schedule, self.seed, self.rank, self.batch_dimension = schedule, seed, rank, batch_dimension
         self.states = modules_of(model, PrecisionState)
         separate_noise(model)

@@ -1,8 +1,11 @@
 """Precision: the bits of weights, activations and gradients."""
 
+import operator
 from collections.abc import Iterable
 from itertools import groupby
-from typing import NamedTuple
+from typing import Any, NamedTuple
+
+from bitcycle.settings import SettingError
 
 FLOAT = 32
 """The number of bits that denotes float32, that is, no quantization."""
@@ -18,6 +21,21 @@ class Precision(NamedTuple):
     weight: int
     activation: int
     gradient: int
+
+
+def read_precision(given: Any) -> Precision:
+    """A precision given by a user, who may write three whole numbers. Raises SettingError for anything else.
+
+    >>> read_precision((3, 3, 8))
+    Precision(weight=3, activation=3, gradient=8)
+    """
+    if type(given) is Precision and type(given[0]) is type(given[1]) is type(given[2]) is int:
+        return given
+    try:
+        return Precision(*map(operator.index, given))
+    except TypeError as error:
+        remedy = "use three numbers of bits: weight, activation, gradient"
+        raise SettingError("precision", given, "is not a precision", remedy) from error
 
 
 def effective(precision: Precision) -> Precision:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import warnings
+from dataclasses import dataclass
+from typing import Any
 
 import numpy
 import pytest
@@ -347,3 +349,23 @@ def test_the_course_of_a_long_run_is_found_at_once(bits, steps, cycles, profile)
         near = [k for k in (*range(200), *range(length - 200, length), length // 2) if 0 <= k < length]
         assert {bound(start + k) for k in near} == {precision}
         start += length
+
+
+@dataclass
+class Own(ScheduleOptions):
+    """A schedule of a user."""
+
+    name: str = "own"
+    bits: Any = None
+
+    def precision(self, step, length):
+        return self.bits
+
+
+def test_an_own_schedule_may_return_three_numbers():
+    bound = Own(bits=(4, 4, 8)).bind(10)
+    assert bound(3) == Precision(4, 4, 8) and bound.precisions == {Precision(4, 4, 8)}
+    assert bound(3).gradient == bound.lowest.gradient == 8
+    for wrong in (None, 4, (4, 8), (4.0, 4, 8)):
+        with pytest.raises(SettingError, match=r"precision=.*: is not a precision. Remedy: use three numbers"):
+            Own(bits=wrong).bind(10)(0)

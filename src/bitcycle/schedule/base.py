@@ -11,7 +11,7 @@ from itertools import pairwise
 from numbers import Integral
 from typing import Any, ClassVar
 
-from bitcycle.precision import Precision, effective, joined
+from bitcycle.precision import Precision, effective, joined, read_precision
 from bitcycle.settings import MISSING, SettingError, Settings, setting
 
 AUTO = "auto"
@@ -180,7 +180,7 @@ class Schedule:
             last = self.length.total_steps - 1
             remedy = f"steps run from 0 to total_steps - 1 = {last}; bind the schedule to more steps"
             raise SettingError("step", step, "is outside the run", remedy)
-        return effective(self.scheduled(step))
+        return effective(read_precision(self.scheduled(step)))
 
     def scheduled(self, step: int) -> Precision:
         """Bits of a step of the run; if they depend on training, those of the current step."""
@@ -189,7 +189,8 @@ class Schedule:
     @cached_property
     def run_lengths(self) -> list[tuple[Precision, int]]:
         """The run-length encoded precision of all steps: [(precision, steps), ...]."""
-        return joined((effective(precision), steps) for precision, steps in self.options.course(self.length))
+        course = self.options.course(self.length)
+        return joined((effective(read_precision(precision)), steps) for precision, steps in course)
 
     @property
     def histogram(self) -> Counter[Precision]:
@@ -202,7 +203,7 @@ class Schedule:
     @property
     def reference(self) -> Precision:
         """The static precision that this schedule is compared with (static q_max)."""
-        return effective(self.options.reference)
+        return effective(read_precision(self.options.reference))
 
     @cached_property
     def phases(self) -> tuple[Phase, ...]:

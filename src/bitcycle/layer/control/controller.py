@@ -18,7 +18,7 @@ from bitcycle.layer.gates.gate import GateRecord
 from bitcycle.layer.products.quantized_product import QuantizedProduct, separate_noise
 from bitcycle.layer.state import PrecisionState
 from bitcycle.layer.twin import modules_of
-from bitcycle.precision import FLOAT, Precision, effective
+from bitcycle.precision import FLOAT, Precision, effective, read_precision
 from bitcycle.quantizer import with_formats
 from bitcycle.quantizer.autograd import is_recomputation
 from bitcycle.randomness import int32_key
@@ -198,11 +198,7 @@ class PrecisionController:
             SettingError (a ValueError): for weight or activation bits that the model's quantizer does not support, or anything
                 else than three numbers.
         """
-        try:
-            precision = Precision(*precision)
-        except TypeError as error:
-            remedy = "use three numbers of bits: weight, activation, gradient"
-            raise SettingError("precision", precision, "is not a precision", remedy) from error
+        precision = read_precision(precision)
         self._check(precision._replace(gradient=FLOAT))
         self._record.choose(precision == self.precision if choose is None else choose)
         for state in self.states:

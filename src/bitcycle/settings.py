@@ -12,6 +12,7 @@ import json
 import math
 from collections.abc import Callable, Iterable, Mapping
 from functools import cache
+from numbers import Integral
 from pathlib import Path
 from typing import Any, TypeVar, Union, get_args, get_origin, get_type_hints
 
@@ -130,7 +131,8 @@ class Settings:
     def __post_init__(self) -> None:
         types = _types(type(self))  # type: ignore[arg-type]
         for field in dataclasses.fields(self):
-            value = getattr(self, field.name)
+            value = _plain(getattr(self, field.name))
+            setattr(self, field.name, value)
             if str(value).lower() in ("true", "false") and "true" in (field.metadata.get("choices") or ()):
                 value = str(value).lower()  # YAML and Hydra parse these choices as booleans
                 setattr(self, field.name, value)
@@ -216,6 +218,17 @@ def _check_type(field: dataclasses.Field[Any], value: Any, declared: Any) -> Non
         raise SettingError(field.name, value, "is not a finite number", "use a finite number")
     remedy = "give " + " or ".join(_WORDS.get(kind, f"a {kind.__name__}") for kind in kinds)
     raise SettingError(field.name, value, "has the wrong type", remedy)
+
+
+def _plain(value: Any) -> Any:
+    """A value with whole numbers of other libraries, as NumPy's, as Python's."""
+    if isinstance(value, list) and any(_is_foreign(entry) for entry in value):
+        return [_plain(entry) for entry in value]
+    return int(value) if _is_foreign(value) else value
+
+
+def _is_foreign(value: Any) -> bool:
+    return isinstance(value, Integral) and not isinstance(value, int)
 
 
 def _is_of(value: Any, kind: Any) -> bool:

@@ -440,3 +440,20 @@ def test_embeddings_keep_their_options(options):
         network(words).square().sum().backward()
     assert torch.equal(model.weight, plain.weight)
     assert torch.equal(model.weight.grad, plain.weight.grad)
+
+
+def test_whole_numbers_of_numpy_are_bits():
+    """They had the wrong type, of which a whole number was said to be the right one."""
+    three, eight = numpy.int64(3), numpy.int32(8)
+    schedule = bitcycle.schedule("CR", q_min=three, q_max=eight, cycles=numpy.int64(2), total_steps=8)
+    assert schedule(0) == Precision(3, 3, 8) and {type(bits) for bits in schedule(0)} == {int}
+    layers = nn.Sequential(nn.Linear(2, 2), nn.Linear(2, 2))
+    model = bitcycle.quantize_model(layers, float_layers=[], layer_bits={"0": three, "1": [three, eight]})
+    assert [layer.precision.precision for layer in model] == [Precision(3, 3, 3), Precision(3, 3, 8)]
+    x = torch.randn(4, 4)
+    assert torch.equal(bitcycle.quantize(x, three), bitcycle.quantize(x, 3))
+    model = bitcycle.quantize_model(nn.Linear(2, 2), float_layers=[])
+    bitcycle.PrecisionController(model, schedule).use((three, three, eight))
+    assert model.precision.precision == Precision(3, 3, 8) and type(model.precision.precision.weight) is int
+    with pytest.raises(SettingError, match=r"q_min=3.0: has the wrong type"):
+        bitcycle.schedule("CR", q_min=numpy.float64(3), total_steps=8)

@@ -3,6 +3,7 @@
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from fractions import Fraction
+from numbers import Integral
 from typing import Any, ClassVar, Optional
 
 import torch
@@ -352,9 +353,11 @@ def layer_precision(layer: str, bits: object) -> Precision | None:
     if bits == "schedule":
         return None
     numbers: list[Any] = list(bits) if isinstance(bits, list | tuple) else [bits]
-    if not 1 <= len(numbers) <= 3 or not all(type(number) is int and 1 <= number <= FLOAT for number in numbers):
+    is_whole = all(isinstance(number, Integral) and not isinstance(number, bool) for number in numbers)
+    if not 1 <= len(numbers) <= 3 or not is_whole or not all(1 <= number <= FLOAT for number in numbers):
         remedy = "use bits from 1 to 32 as 8, [forward, gradient] or [weight, activation, gradient], or schedule"
         raise SettingError("layer_bits", f"{layer}: {bits}", "is not a precision", remedy)
+    numbers = [int(number) for number in numbers]
     return Precision(numbers[0], numbers[-2] if len(numbers) > 1 else numbers[0], numbers[-1])
 
 

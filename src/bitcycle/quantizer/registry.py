@@ -1,6 +1,7 @@
 """The quantizers by name, and `quantize` for a single tensor."""
 
 from dataclasses import dataclass
+from numbers import Integral
 
 import torch
 from torch import Tensor
@@ -30,11 +31,12 @@ def quantizer_options(quantizer: str | QuantizerOptions) -> QuantizerOptions:
 
 def encode_bits(bits: int) -> int:
     """Bits in the quantizers' encoding, where 0 denotes float32: 32 (and 0) become 0. Raises SettingError outside of 0 to 32."""
-    if not isinstance(bits, int) or isinstance(bits, bool):
+    given: object = bits
+    if isinstance(given, bool) or not isinstance(given, Integral):
         raise SettingError("bits", bits, "is not a whole number", "use 1 to 32, where 32 means float32")
     if not 0 <= bits <= FLOAT:
         raise SettingError("bits", bits, "is outside the range of a precision", "use 1 to 32, where 32 means float32")
-    return 0 if bits == FLOAT else bits
+    return 0 if bits == FLOAT else int(bits)
 
 
 def quantize(

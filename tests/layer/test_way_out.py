@@ -248,3 +248,36 @@ def test_onnx_of_other_quantizers(quantizer, tmp_path):
             bitcycle.export_onnx(model, tmp_path / "model.onnx", x)
     else:
         assert bitcycle.export_onnx(model, tmp_path / "model.onnx", x.requires_grad_()) < 1e-4
+
+
+class Recurrent(nn.Module):
+    """Numbers of words -> logits, by a recurrent layer."""
+
+    def __init__(self, kind: type[nn.RNNBase], batch_first: bool) -> None:
+        super().__init__()
+        self.embedding, self.layer = nn.Embedding(20, 8), kind(8, 6, batch_first=batch_first)
+        self.head = nn.Linear(6, 5)
+
+    def forward(self, x):
+        return self.head(self.layer(self.embedding(x))[0])
+
+
+@pytest.mark.parametrize(("kind", "batch_first"), [(nn.LSTM, True), (nn.GRU, False)])
+def test_onnx_of_a_recurrent_layer_takes_other_batches_and_refuses_other_lengths(kind, batch_first, tmp_path):
+    """A file of 4 time steps declared any number of them, and returned the first 4 of 7 without an error."""
+    pytest.importorskip("onnx")
+    runtime = pytest.importorskip("onnxruntime")
+    torch.manual_seed(0)
+    model = bitcycle.quantize_model(Recurrent(kind, batch_first), float_layers=[])
+
+    def sample(batch: int, length: int) -> torch.Tensor:
+        return words(batch, length) if batch_first else words(length, batch)
+
+    model(sample(3, 4))
+    bitcycle.export_onnx(model.eval(), tmp_path / "model.onnx", sample(3, 4))
+    session = runtime.InferenceSession(str(tmp_path / "model.onnx"), providers=["CPUExecutionProvider"])
+    x = sample(6, 4)
+    [found] = session.run(None, {session.get_inputs()[0].name: x.numpy()})
+    torch.testing.assert_close(torch.from_numpy(found), model(x).detach(), rtol=1e-4, atol=1e-5)
+    with pytest.raises(Exception, match="invalid dimensions"):
+        session.run(None, {session.get_inputs()[0].name: sample(3, 7).numpy()})

@@ -16,6 +16,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.fx.experimental.symbolic_shapes import is_concrete_int
 from torch.utils._pytree import tree_leaves
 
 from bitcycle.layer.products.quantized import QuantizedLayer
@@ -97,7 +98,8 @@ def export_onnx(model: nn.Module, path: str | Path, *inputs: Tensor, **options: 
         path: path of the file.
         inputs: arguments of the forward pass.
         options: further arguments of torch.onnx.export. By default every dimension of the inputs may change that the network
-            does not fix (batch, sequence length, image size); dynamic_shapes=None fixes all of them.
+            does not fix (batch, sequence length, image size); recurrent layers fix the number of time steps, as they are
+            unrolled. dynamic_shapes=None fixes all of them.
 
     Returns the maximum absolute difference between the outputs of onnxruntime and of the simulated network. Raises RunError
     if onnx, onnxscript or onnxruntime is not installed; SettingError (a ValueError) if ONNX has no operators for the network
@@ -114,8 +116,8 @@ def export_onnx(model: nn.Module, path: str | Path, *inputs: Tensor, **options: 
             _use_nodes(layer, layer.precision.precision)
         try:
             if "dynamic_shapes" not in options:
-                any_shape = (dict.fromkeys(range(x.dim()), torch.export.Dim.AUTO) for x in inputs)
-                options["dynamic_shapes"], inputs = tuple(any_shape), _of_several(inputs)
+                inputs = _of_several(inputs)
+                options["dynamic_shapes"] = _free_sizes(model, inputs)
             program = torch.onnx.export(model, inputs, dynamo=True, verbose=False, **options)
         except torch.onnx.OnnxExporterError as error:
             name = ", ".join({layer.quantizer_options.name: "" for layer in layers})
@@ -134,6 +136,21 @@ def _of_several(inputs: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
     """The inputs, with two samples instead of one: the exporter fixes sizes of 1."""
     single = all(x.dim() and len(x) == 1 for x in inputs)
     return tuple(torch.cat([x, x]) for x in inputs) if single else inputs
+
+
+def _free_sizes(model: nn.Module, inputs: tuple[Tensor, ...]) -> tuple[dict[int, Any], ...]:
+    """The dimensions of each input that may change. The exporter to ONNX also declares the number of time steps free that
+    recurrent layers fix, as they are unrolled: a file would ignore further ones."""
+    sizes = torch.export.Dim
+    free = tuple(dict.fromkeys(range(x.dim()), sizes.AUTO) for x in inputs)
+    if not modules_of(model, nn.RNNBase):
+        return free
+    graph = torch.export.export(model, inputs, dynamic_shapes=free)
+    shapes = [node.meta["val"].shape for node in graph.graph.nodes if node.name in graph.graph_signature.user_inputs]
+    return tuple(
+        {dim: sizes.STATIC if is_concrete_int(size) else sizes.AUTO for dim, size in enumerate(shape)}
+        for shape in shapes
+    )
 
 
 @contextmanager

@@ -281,3 +281,17 @@ def test_onnx_of_a_recurrent_layer_takes_other_batches_and_refuses_other_lengths
     torch.testing.assert_close(torch.from_numpy(found), model(x).detach(), rtol=1e-4, atol=1e-5)
     with pytest.raises(Exception, match="invalid dimensions"):
         session.run(None, {session.get_inputs()[0].name: sample(3, 7).numpy()})
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float64])
+@pytest.mark.parametrize("of_input", [False, True])
+def test_onnx_of_other_numbers_than_float32_is_refused_before_a_file_is_written(dtype, of_input, tmp_path):
+    """A file was written that onnxruntime then could not load."""
+    pytest.importorskip("onnx")
+    pytest.importorskip("onnxruntime")
+    model = bitcycle.quantize_model(nn.Sequential(nn.Linear(4, 8)), float_layers=[])
+    with pytest.raises(SettingError, match=rf"model={dtype}: only float32 .* Remedy: export a float32 copy"):
+        bitcycle.export_onnx(
+            model if of_input else model.to(dtype), tmp_path / "model.onnx", torch.ones(2, 4, dtype=dtype)
+        )
+    assert not (tmp_path / "model.onnx").exists()

@@ -103,10 +103,11 @@ def export_onnx(model: nn.Module, path: str | Path, *inputs: Tensor, **options: 
 
     Returns the maximum absolute difference between the outputs of onnxruntime and of the simulated network. Raises RunError
     if onnx, onnxscript or onnxruntime is not installed; SettingError (a ValueError) if ONNX has no operators for the network
-    or its quantizer (mx, nvfp4, fp8).
+    or its quantizer (mx, nvfp4, fp8), or the model or an input is of other floating-point numbers than float32.
     """
     require("onnxscript", "export")
     runtime = require("onnxruntime", "export")
+    _check_types(model, inputs)
     sample, model = inputs, copy.deepcopy(model).eval()
     with torch.no_grad(), _quietly():
         expected = model(*inputs)
@@ -130,6 +131,14 @@ def export_onnx(model: nn.Module, path: str | Path, *inputs: Tensor, **options: 
     found = [torch.from_numpy(output) for output in session.run(None, feeds)]
     tensors = [leaf for leaf in tree_leaves(expected) if isinstance(leaf, Tensor)]
     return max(float((ours - theirs.cpu()).abs().max()) for ours, theirs in zip(found, tensors, strict=True))
+
+
+def _check_types(model: nn.Module, inputs: tuple[Tensor, ...]) -> None:
+    """Raise SettingError for floating-point tensors other than float32, that of the nodes' scales and zero points."""
+    for x in (*model.parameters(), *model.buffers(), *inputs):
+        if x.is_floating_point() and x.dtype != torch.float32:
+            remedy = "export a float32 copy: export_onnx(copy.deepcopy(model).float(), path, x.float())"
+            raise SettingError("model", x.dtype, "only float32 is exported, of the model and of its inputs", remedy)
 
 
 def _of_several(inputs: tuple[Tensor, ...]) -> tuple[Tensor, ...]:

@@ -499,3 +499,34 @@ def test_evaluations_of_lightning_are_at_the_chosen_precision(word, expected, tm
     seen[False].clear()  # the trace of the first batch runs in evaluation mode, too
     whole.validate(module, loader)
     assert seen == {True: {3}, False: {expected}}
+
+
+def test_a_module_of_lightning_may_skip_its_first_batch(tmp_path):
+    """The cost was asked for before any forward pass had been seen."""
+    lightning = pytest.importorskip("lightning.pytorch")
+    from bitcycle.integrations.lightning import PrecisionCallback
+
+    class Module(lightning.LightningModule):
+        def __init__(self) -> None:
+            super().__init__()
+            self.net = nn.Sequential(nn.Linear(4, 8), nn.Linear(8, 8), nn.Linear(8, 1))
+
+        def configure_optimizers(self):
+            return torch.optim.SGD(self.parameters(), lr=0.1)
+
+        def training_step(self, batch, index):
+            return None if index == 0 else self.net(batch).square().mean()
+
+    quiet = {
+        "logger": False,
+        "enable_progress_bar": False,
+        "enable_model_summary": False,
+        "enable_checkpointing": False,
+    }
+    callback = PrecisionCallback("CR", cycles=1, q_min=3, q_max=8)
+    trainer = lightning.Trainer(
+        max_epochs=1, accelerator="cpu", callbacks=[callback], default_root_dir=tmp_path, **quiet
+    )
+    trainer.fit(Module(), torch.utils.data.DataLoader(torch.randn(12, 4), batch_size=4))
+    assert callback.control.cost().samples == 8
+    assert trainer.logged_metrics["gbitops"] == pytest.approx(callback.control.cost().gbitops)

@@ -101,9 +101,11 @@ class PrecisionCallback(Callback):
 
     def on_train_batch_end(self, trainer: Any, pl_module: Any, outputs: Any, batch: Any, batch_idx: int) -> None:
         assert self.control is not None and self.control.precision is not None
-        cost = self.control.cost()
         values = {f"bits_{role}": float(bits) for role, bits in self.control.precision._asdict().items()}
-        pl_module.log_dict({**values, "gbitops": cost.gbitops, "cost_relative_to_static": cost.relative_to_static})
+        if outputs or self.control.meter.workload is not None:  # else training_step skipped the batch, maybe the first
+            cost = self.control.cost()
+            values |= {"gbitops": cost.gbitops, "cost_relative_to_static": cost.relative_to_static}
+        pl_module.log_dict(values)
 
     def _begin_evaluation(self, trainer: Any, pl_module: Any) -> None:
         if self.control is not None and self.evaluate_at == "q_max":

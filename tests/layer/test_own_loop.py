@@ -354,3 +354,17 @@ def test_bits_that_the_quantizer_lacks_are_refused_before_training():
     schedule = bitcycle.schedule("CR", q_min=3, q_max=8, gradient_min=32, cycles=1, total_steps=1000)
     with pytest.raises(SettingError, match="multibit: quantizes weights to 1 to 4 bits, not to 5"):
         bitcycle.PrecisionController(model, schedule)
+
+
+@pytest.mark.parametrize(("bits", "zero"), [(3, True), (4, True), (5, False), (32, False)])
+def test_layers_without_a_weight_at_the_lowest_bits_are_named(bits, zero, caplog):
+    """PyTorch's initial weights of 512 inputs are below 0.045, half a step of 4 bits is 0.0625."""
+    layers = nn.Sequential(nn.Linear(512, 512), nn.Linear(512, 512), nn.Linear(512, 4))
+    model = bitcycle.quantize_model(layers, "wageubn", float_layers=["last"], layer_bits={"1": 8})
+    before = model[0].weight.clone()
+    bitcycle.PrecisionController(
+        model, bitcycle.schedule("CR", q_min=bits, q_max=max(bits, 8), cycles=1, total_steps=9)
+    )
+    found = [message for message in caplog.messages if "all weights of 1 layers are zero" in message]
+    assert len(found) == zero and all("half a step: 0; raise q_min" in message for message in found)
+    assert torch.equal(model[0].weight, before)

@@ -49,6 +49,8 @@ class TensorQuantizer(_Quantizer):
     """Whether in evaluation mode the result for a sample is independent of the other samples."""
     steps_are_independent = False
     """Whether a sequence is quantized as one tensor, as if its time steps were samples."""
+    has_fixed_steps = False
+    """Whether the levels depend on the bits alone, so that small inputs are all zero."""
     non_negative = False
     """Whether negative inputs are clipped. A layer with negative inputs calls `accept_signed`."""
     lacks_values = False

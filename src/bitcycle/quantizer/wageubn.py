@@ -91,6 +91,7 @@ class WageubnQuantizer(TensorQuantizer):
 
     samples_are_independent = True
     steps_are_independent = True
+    has_fixed_steps = True
 
     def __init__(self, function: Callable[..., Tensor], compile: bool = False) -> None:
         super().__init__(compile)

@@ -13,7 +13,16 @@ from torch.utils._pytree import tree_leaves
 
 from bitcycle import distributed
 from bitcycle.hardware import Cost, CostMeter, HardwareOptions, Workload, hardware_options, trace
-from bitcycle.layer.control.watch import Call, FirstStep, Watch, called_parts, name_functions, products_of, samples_of
+from bitcycle.layer.control.watch import (
+    Call,
+    FirstStep,
+    Watch,
+    called_parts,
+    name_functions,
+    name_zero_weights,
+    products_of,
+    samples_of,
+)
 from bitcycle.layer.gates.gate import GateRecord
 from bitcycle.layer.products.quantized_product import QuantizedProduct, separate_noise
 from bitcycle.layer.state import PrecisionState
@@ -100,6 +109,7 @@ class PrecisionController:
         self._unobserved = self._feedback.state_dict() if self._feedback else None
         if not self.states and schedule.lowest.weight < FLOAT:
             warnings.warn("no layer of the model is quantized: call quantize_model first", stacklevel=2)
+        name_zero_weights(model, schedule.lowest)
         if workload is not None:
             self._set_workload(workload)
         else:

@@ -8,14 +8,16 @@ from collections.abc import Callable, Iterator
 from dataclasses import fields, replace
 from typing import Any, NamedTuple
 
+import torch
 from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves
 
 from bitcycle.hardware import Workload
 from bitcycle.layer.compilation import not_compiled
 from bitcycle.layer.conversion.roles import PRODUCT_LAYERS
-from bitcycle.layer.products.quantized import NOTICED_SHARE
+from bitcycle.layer.products.quantized import NOTICED_SHARE, QuantizedLayer
 from bitcycle.layer.products.quantized_product import QuantizedProduct
+from bitcycle.precision import FLOAT, Precision
 from bitcycle.settings import SettingError
 
 logger = logging.getLogger(__name__)
@@ -153,6 +155,24 @@ def name_functions(model: nn.Module, workload: Workload) -> None:
             "%.0f %% of the multiply-accumulates are computed by functions and stay float, mostly in %s; use modules such as"
             " nn.Linear, nn.MultiheadAttention and bitcycle.layer.MatrixProduct to quantize them",
             *(100 * share, ", ".join(name for name, _ in found.most_common(3))),
+        )
+
+
+def name_zero_weights(model: nn.Module, lowest: Precision) -> None:
+    """Warn of layers whose weights are all zero at the lowest bits of a schedule, with a quantizer whose steps do not adapt."""
+    names = []
+    for name, layer in products_of(model).items():
+        bits = layer.precision.precision.weight if layer.precision.fixed else lowest.weight
+        if not isinstance(layer, QuantizedLayer) or not layer.weight_quantizer.has_fixed_steps or bits == FLOAT:
+            continue
+        weight = layer.rows_of(layer.weight.detach())
+        if not weight.is_meta and not layer.weight_quantizer(weight, torch.tensor(bits, device=weight.device)).any():
+            names.append(name or type(layer).__name__)
+    if names:
+        logger.warning(
+            "all weights of %d layers are zero at their lowest bits, as they are below half a step: %s; raise q_min,"
+            " initialise them larger, or use a quantizer whose steps follow the weights, as sbm",
+            *(len(names), ", ".join(names[:3]) + (", ..." if len(names) > 3 else "")),
         )
 
 

@@ -530,3 +530,56 @@ def test_a_module_of_lightning_may_skip_its_first_batch(tmp_path):
     trainer.fit(Module(), torch.utils.data.DataLoader(torch.randn(12, 4), batch_size=4))
     assert callback.control.cost().samples == 8
     assert trainer.logged_metrics["gbitops"] == pytest.approx(callback.control.cost().gbitops)
+
+
+class ClippedSum(Clipped):
+    """Sums its loss over the items of all accumulated batches, as models of transformers do."""
+
+    config = None
+
+    def forward(self, x, labels=None, **keywords):
+        logits = self.layers(x)
+        if labels is None:  # the Trainer computes a loss of its own
+            return {"logits": logits}
+        items = keywords.get("num_items_in_batch") or len(x)
+        return {"loss": F.cross_entropy(logits, labels, reduction="sum") / items, "logits": logits}
+
+
+def clipping_gradients(network: type[nn.Module], folder, loss=None, **options) -> list[float]:
+    """Those of alpha in one training step: of the penalty alone, as no input is clipped."""
+    from bitcycle.integrations.transformers import PrecisionCallback
+
+    found = []
+
+    class Look(transformers.TrainerCallback):
+        def on_pre_optimizer_step(self, args, state, control, model=None, **_):
+            found.extend(float(x.grad) for name, x in model.named_parameters() if name.endswith("alpha"))
+
+    plain, _ = trainer("vit", folder, max_steps=1, max_grad_norm=0.0, **options)
+    sets = [{"x": torch.ones(4), "labels": torch.tensor(i % 2)} for i in range(16)]
+    callbacks = [PrecisionCallback("static", "pact_binary", q_max=1, gradient=32), Look()]
+    whole = transformers.Trainer(network(), plain.args, train_dataset=sets, callbacks=callbacks, compute_loss_func=loss)
+    whole.train()
+    return found
+
+
+@pytest.mark.parametrize("network", [Clipped, ClippedSum])
+@pytest.mark.parametrize("accumulated", [1, 4])
+def test_accumulated_batches_have_one_penalty(network, accumulated, tmp_path):
+    """Four batches of a model that sums over all items had four."""
+    from bitcycle.quantizer.pact_binary import ALPHA, PENALTY
+
+    found = clipping_gradients(network, tmp_path, gradient_accumulation_steps=accumulated)
+    assert found == pytest.approx([2 * PENALTY * ALPHA], rel=1e-5)
+
+
+def test_a_loss_without_the_penalty_is_refused_or_noticed(tmp_path, caplog):
+    def loss(outputs, labels, num_items_in_batch=None):
+        return F.cross_entropy(outputs["logits"], labels)
+
+    with pytest.raises(SettingError, match=r"label_smoothing_factor=0.1: .* without the penalty .*Remedy: use 0"):
+        clipping_gradients(ClippedSum, tmp_path, label_smoothing_factor=0.1)
+    clipping_gradients(ClippedSum, tmp_path)
+    assert "penalty" not in caplog.text
+    clipping_gradients(ClippedSum, tmp_path, loss=loss)
+    assert caplog.text.count("add bitcycle.layer.penalty(model) in compute_loss_func") == 1

@@ -11,6 +11,7 @@ A converted model is saved with its original parameter names and with its conver
 "bitcycle" in its config.json. If this module is imported, `from_pretrained` restores the conversion and the saved bits.
 """
 
+import logging
 import math
 from collections.abc import Sequence
 from contextlib import ExitStack
@@ -42,6 +43,8 @@ from bitcycle.layer.products.quantized_product import penalty
 from bitcycle.module.layers import MatrixProduct
 from bitcycle.quantizer import QuantizerOptions, quantizer_options
 from bitcycle.settings import SettingError
+
+logger = logging.getLogger(__name__)
 
 ATTENTION = "bitcycle"
 STATE_FILE = "bitcycle.json"
@@ -194,7 +197,8 @@ class PrecisionCallback(TrainerCallback):
             it: step (that of the last training step) or q_max.
         options: options of the schedule, such as q_min and q_max.
 
-    Penalties of quantizers (PACT) are added to the loss. `control` is the PrecisionController.
+    Penalties of quantizers (PACT) are added to the loss of the model; a Trainer that computes another one is refused or, with
+    compute_loss_func, warned about. `control` is the PrecisionController.
     """
 
     def __init__(
@@ -211,6 +215,9 @@ class PrecisionCallback(TrainerCallback):
         self.control: PrecisionController | None = None
         self.evaluate_at, self._evaluation = check_evaluate_at(evaluate_at), ExitStack()
         self._hooks: list[RemovableHandle] = []
+        self._terms = 1
+        self._trains_penalty: bool | None = None
+        """Whether a gradient has reached the penalty; None: there has been no penalty."""
 
     def on_init_end(self, args: Any, state: Any, control: Any, model: Any = None, **_: Any) -> None:
         """Convert the model before a checkpoint is loaded into it."""
@@ -233,7 +240,10 @@ class PrecisionCallback(TrainerCallback):
             self.control.load_state_dict(_saved_state(args, state.global_step))
         for hook in self._hooks:  # of an earlier training, which may have been interrupted
             hook.remove()
-        self._penalties = model.register_forward_hook(_add_penalty)
+        # with num_items_in_batch, the Trainer adds up the losses of accumulated batches and of processes
+        self._terms = args.gradient_accumulation_steps * (args.world_size if args.average_tokens_across_devices else 1)
+        self._trains_penalty = None
+        self._penalties = model.register_forward_hook(self._add_penalty, with_kwargs=True)
         self._hooks = [self._penalties]
         if self.evaluate_at == "q_max":
             begin, end = self._begin_evaluation, self._end_evaluation
@@ -249,6 +259,32 @@ class PrecisionCallback(TrainerCallback):
     def on_step_begin(self, args: Any, state: Any, control: Any, **_: Any) -> None:
         assert self.control is not None
         self.control.step(state.global_step)
+
+    def _add_penalty(self, model: nn.Module, _inputs: Any, keywords: dict[str, Any], output: Any) -> Any:
+        """Add the penalties of the quantizers to the model's loss."""
+        loss = output.get("loss") if hasattr(output, "get") else None
+        if not model.training or (added := penalty(model, loss)) is None:
+            return output
+        if added.requires_grad and not self._trains_penalty and not torch.compiler.is_compiling():
+            self._trains_penalty = False
+            added.register_hook(self._notice_gradient)
+        if loss is not None:
+            is_sum = keywords.get("num_items_in_batch") is not None
+            output["loss"] = loss + (added / self._terms if is_sum else added)
+        return output
+
+    def _notice_gradient(self, _gradient: Tensor) -> None:
+        self._trains_penalty = True
+
+    def on_step_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:
+        if self._trains_penalty is not False:
+            return
+        problem = "the Trainer computes its loss from the model's outputs, without the penalty of the quantizer"
+        if args.label_smoothing_factor:
+            remedy = "use 0, and smooth the labels in the model's own loss"
+            raise SettingError("label_smoothing_factor", args.label_smoothing_factor, problem, remedy)
+        self._trains_penalty = True  # noticed once
+        logger.warning("%s: add bitcycle.layer.penalty(model) in compute_loss_func, unless it does so", problem)
 
     def on_log(self, args: Any, state: Any, control: Any, logs: dict[str, Any] | None = None, **_: Any) -> None:
         if logs is None or self.control is None or self.control.precision is None:
@@ -281,11 +317,3 @@ def _saved_state(args: Any, step: int) -> dict[str, Any]:
         )
         raise SettingError("resume_from_checkpoint", folder, problem, remedy)
     return saved
-
-
-def _add_penalty(model: nn.Module, _inputs: Any, output: Any) -> Any:
-    """Add the penalties of the quantizers to the model's loss."""
-    loss = output.get("loss") if hasattr(output, "get") else None
-    if model.training and loss is not None and (added := penalty(model, loss)) is not None:
-        output["loss"] = loss + added
-    return output

@@ -46,6 +46,9 @@ class PrecisionController:
     If training calls not the model but its parts (in Lightning, or of a ModuleDict), the samples are those of the part that is
     called first, and the products those of all calls of the first step.
 
+    The trace runs a copy of the model once, with its forward hooks, which may be part of what it computes: a hook that collects
+    outputs sees those of the first batch twice. To avoid that, trace before registering it: `workload=trace(model, sample)`.
+
     Args:
         model: converted by `quantize_model`; a float model is accepted and has the cost of float32. May be wrapped by
             torch.compile or DistributedDataParallel.

@@ -104,7 +104,10 @@ EXPERIMENTS: dict[str, tuple[Sequence[str], Settings, dict[str, Settings]]] = {
             "fine-tuning, as long as HLHLp: 8,800 of float training, 2,400 with 2 bits": _schedule(
                 "fine_tuning", lengths=[22, 6]
             ),
-            "the float network that HLHLp starts from, 4,000 steps": {**FIRST_PHASE, **_schedule("hlhlp", lengths=None)},
+            "the float network that HLHLp starts from, 4,000 steps": {
+                **FIRST_PHASE,
+                **_schedule("hlhlp", lengths=None),
+            },
             "the longer float network, 8,800 steps": {**FIRST_PHASE, **_schedule("fine_tuning", lengths=[22, 6])},
         },
     ),

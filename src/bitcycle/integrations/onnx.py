@@ -16,7 +16,6 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.fx.experimental.symbolic_shapes import is_concrete_int
 from torch.utils._pytree import tree_leaves
 
 from bitcycle.layer.products.quantized import QuantizedLayer
@@ -150,6 +149,8 @@ def _of_several(inputs: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
 def _free_sizes(model: nn.Module, inputs: tuple[Tensor, ...]) -> tuple[dict[int, Any], ...]:
     """The dimensions of each input that may change. The exporter to ONNX also declares the number of time steps free that
     recurrent layers fix, as they are unrolled: a file would ignore further ones."""
+    from torch.fx.experimental.symbolic_shapes import is_concrete_int  # imports sympy, which takes a second
+
     sizes = torch.export.Dim
     free = tuple(dict.fromkeys(range(x.dim()), sizes.AUTO) for x in inputs)
     if not modules_of(model, nn.RNNBase):

@@ -255,11 +255,9 @@ def test_the_ends_of_a_schedule_must_be_formats_and_steps_between_take_the_next_
     assert torch.equal(found[5], found[6])
     assert torch.equal(found[7], found[8])
     assert not torch.equal(found[4], found[6])
-    strict = bitcycle.PrecisionController(
-        linear(QUANTIZERS["mx"](between="refuse")), bitcycle.schedule("CR", total_steps=100, cycles=2, q_min=4)
-    )
+    strict, schedule = linear(QUANTIZERS["mx"](between="refuse")), bitcycle.schedule("CR", total_steps=100, q_min=4)
     with pytest.raises(SettingError, match="not to 5"):
-        [strict.step(t) for t in range(100)]
+        bitcycle.PrecisionController(strict, schedule)
 
 
 def test_other_formats_can_be_chosen_for_the_same_bits():

@@ -65,6 +65,12 @@ def test_a_changed_test_is_not_decided_and_not_trained(tmp_path, monkeypatch):
         check_frozen([changed], [home])
     with pytest.raises(SettingError, match="missing"):
         check_frozen([], [home])
+    amended = replace(
+        changed, amended="25 November 2026: another reference"
+    )  # a frozen test that turned out to be wrong
+    check_frozen([amended], [home])
+    (found,) = judge([amended], {"x/y": Results("mini", PAIR)}, Pool([]), [home])
+    assert (found.verdict, found.decided) == (EXPLORATORY, False) and "another reference" in found.reason
 
 
 def test_new_seeds_in_a_family_of_its_own_decide_an_amended_claim():

@@ -285,17 +285,19 @@ def test_wall_clock_speedups_leave_out_evaluations():
     assert seeds == pytest.approx([math.log(2)] * 3)
 
 
-def test_the_gap_to_float_is_that_to_the_network_hlhlp_starts_from():
-    """hlhlp/table1-c2 was the difference of c1, counted twice, and then the gap to a float network of another length."""
-    common = {"quantizer": "uniform_l2", "dataset": "cifar10"}
-    one = cell(*np.add(OTHER, 1.0), schedule="hlhlp", schedule__bits="[32, 2, 8, 2]", **common)
-    for run, first in zip(one.runs, np.add(OTHER, (3.0, 3.5, 2.5, 3.0))):
+def test_a_gap_to_float_needs_a_float_network_that_is_trained_as_long():
+    """hlhlp/table1-c2 compared with the float phase that HLHLp goes on from: it measured the length of training."""
+    common = {"quantizer": "uniform_l2", "dataset": "cifar10", "schedule": "hlhlp", "schedule__bits": "[32, 2, 8, 2]"}
+    ours = cell(*np.add(OTHER, 1.0), **common)
+    for run in ours.runs:
         run.settings["schedule"]["bits"] = [32, 2, 8, 2]
-        vars(run)["curve"] = {"phases": [{"final": value} for value in (first, 60, 60, 60)]}
-    two = cell(*OTHER, schedule="fine_tuning", **common)
-    assert verdict("hlhlp/table1-c1", one, two).estimate == pytest.approx(1.0)
-    found = verdict("hlhlp/table1-c2", one, two)
+        vars(run)["curve"] = {"phases": [{"final": 60}] * 4}
+    long, short = (cell(*np.add(OTHER, 3.0), schedule="static", quantizer="none", steps=steps) for steps in (1000, 400))
+    found = verdict("hlhlp/table1-c2", ours, long)
     assert found.estimate == pytest.approx(-2.0) and found.n == 4
+    assert verdict("hlhlp/table1-c2", ours, short).reason.startswith("Unequal training lengths")
+    tuned = cell(*OTHER, **{**common, "schedule": "fine_tuning", "schedule__bits": "[32, 2]"}, steps=600)
+    assert verdict("hlhlp/table1-c1", ours, tuned).reason.startswith("Unequal training lengths")
 
 
 def test_saving_cost_alone_is_not_comparable_accuracy():

@@ -116,14 +116,15 @@ def differs(claim: Claim, family: Family) -> bool:
 
 
 def check_frozen(claims: Sequence[Claim], families: Sequence[Family]) -> None:
-    """Refuse tests that differ from the frozen ones, and claims that are gone. Raises SettingError naming the claim."""
+    """Refuse tests that differ from the frozen ones, unless they are amended and so decide nothing, and claims that are gone.
+    Raises SettingError naming the claim."""
     known = {claim.id: claim for claim in claims}
     for family in families:
         for name in family.tests:
             if name not in known:
                 problem = f"is frozen in the family {family.name} and missing in results/published/claims"
                 raise SettingError("claim", name, problem, "restore its entry")
-            if differs(known[name], family):
+            if differs(known[name], family) and not known[name].amended:
                 problem = f"its test is another than the one frozen on {family.frozen} in the family {family.name}"
                 remedy = "restore the test; after a result, `amended` with date and reason makes the claim exploratory"
                 raise SettingError("claim", name, problem, remedy)

@@ -158,7 +158,7 @@ def _explore(claim: Claim, row: ClaimResult, family: Family | None) -> None:
     row.family = "" if family is None else family.name
     changed = claim.amended
     if family is not None:
-        changed = "it differs from the frozen one" if differs(claim, family) else ""
+        changed = (claim.amended or "it differs from the frozen one") if differs(claim, family) else ""
         if claim.amended and not changed and row.verdict == UNDECIDED and row.p_raw is not None:
             row.reason = _joined(row.reason, f"tested on new seeds, as its test was changed: {claim.amended}")
     if changed and row.verdict == UNDECIDED and row.p_raw is not None:

@@ -120,19 +120,6 @@ def test_a_layer_without_a_weight_is_refused():
     assert bitcycle.conversion_report(bitcycle.quantize_model(model, float_layers=[])).rows[0].bits == "8/8/8"
 
 
-def test_a_model_on_the_meta_device_is_refused():
-    """After `load_state_dict(assign=True)` its forward pass raised an error on two devices."""
-    torch.manual_seed(0)
-    plain = nn.Sequential(nn.Linear(2, 2), nn.Linear(2, 2))
-    model = copy.deepcopy(plain).to("meta")
-    with pytest.raises(SettingError, match=r"layer '0' is on the meta device.*materialize the float model"):
-        bitcycle.quantize_model(model, float_layers=[])
-    model.load_state_dict(plain.state_dict(), assign=True)  # what the message recommends
-    x = torch.randn(3, 2)
-    found, expected = (bitcycle.quantize_model(m, float_layers=[])(x) for m in (model, plain))
-    assert torch.equal(found, expected)
-
-
 def compiled(layer: nn.Module) -> nn.Module:
     layer.compile(backend="eager")
     return layer

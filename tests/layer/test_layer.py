@@ -295,8 +295,10 @@ def test_materializing_keeps_the_bits_or_is_refused():
     key = model.layer_key.clone()
     model.to_empty(device="cpu")
     assert model.precision.weight_bits == 8 and torch.equal(model.layer_key, key)
+    with torch.device("meta"):
+        plain = nn.Linear(2, 2)
     with pytest.raises(RuntimeError, match="materialize the float model"):
-        model.to("meta").to_empty(device="cpu")
+        bitcycle.quantize_model(plain, float_layers=[]).to_empty(device="cpu")
 
 
 UNIT = pytest.param(UniformL2(activation_levels="unit"), id="uniform_l2, unit levels")

@@ -32,7 +32,7 @@ class HoldsTensors(nn.Module):
             if not after.is_meta:
                 if before.is_meta:
                     raise RuntimeError(
-                        "a converted model on the meta device has no bits: materialize the float model, and convert it then"
+                        "a model converted on the meta device has no bits: materialize the float model, and convert it then"
                     )
                 after.copy_(before)  # `to_empty` does not
             setattr(self, name, after)

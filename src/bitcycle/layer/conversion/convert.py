@@ -245,8 +245,8 @@ def quantize_model(
     Raises:
         SettingError (a ValueError), leaving the model unchanged: if nothing would be quantized, an entry of `float_layers`
             or `layer_bits` matches no layer, the schedule needs blocks and the model has none, `compute` is neither of the two,
-            `recompute` is set without codes, or a layer recomputes its weight (weight_norm), has none yet (LazyLinear, the
-            meta device), is compiled, or has a forward of its own (hooks of accelerate).
+            `recompute` is set without codes, or a layer recomputes its weight (weight_norm), has none yet (LazyLinear), is
+            compiled, or has a forward of its own (hooks of accelerate).
     """
     if compute not in COMPUTE:
         raise SettingError("compute", compute, "is not one of the options", f"use {' or '.join(COMPUTE)}")
@@ -313,18 +313,14 @@ def _nothing_to_quantize(model: nn.Module, plan: list[LayerRule], options: Quant
 
 
 def _check_model(model: object) -> None:
-    """Check that `model` is a network whose weights have values. Layers that wait for their first input to create them would stay
-    float, and bits and ranges would stay on the meta device when weights are assigned. Raises SettingError."""
+    """Check that `model` is a network none of whose layers waits for its first input to create its weight, as these would stay
+    float."""
     if not isinstance(model, nn.Module):
         raise SettingError("model", type(model).__name__, "is not a torch.nn.Module", "give a float network")
     for name, module in model.named_modules():
         if any(isinstance(parameter, UninitializedParameter) for parameter in module.parameters(recurse=False)):
             problem, kind = f"layer {name!r} has no weight before its first input", type(module).__name__
             raise SettingError("model", kind, problem, "run the float model on a sample first")
-        if any(parameter.is_meta for parameter in module.parameters(recurse=False)):
-            problem, kind = f"layer {name!r} is on the meta device and has no values", type(module).__name__
-            remedy = "materialize the float model (to_empty, or load_state_dict with assign=True), and convert it then"
-            raise SettingError("model", kind, problem, remedy)
 
 
 def _convert(model: nn.Module, plan: list[LayerRule], options: QuantizerOptions, compile: bool) -> nn.Module:

@@ -13,7 +13,7 @@ from torch import nn
 
 import bitcycle
 from bitcycle.layer import PrecisionState, QuantizedConv2d, QuantizedLinear, conversion_plan
-from bitcycle.layer.conversion.convert import convertible_layers, has_signed_input, layer_roles
+from bitcycle.layer.conversion.plan import convertible_layers, has_signed_input, layer_roles
 from bitcycle.model import MODELS, CifarMobileNetV2, CifarResNet
 from bitcycle.precision import Precision
 from bitcycle.quantizer import Dorefa, PactBinary, Sbm, SbmActivation, Ttq, UniformL2

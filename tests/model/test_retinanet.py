@@ -69,7 +69,7 @@ def test_every_convolution_is_quantized_with_its_bias(network):
 
 
 def test_inputs_with_sign_are_known():
-    from bitcycle.layer.conversion.convert import has_signed_input, layer_roles
+    from bitcycle.layer.conversion.plan import has_signed_input, layer_roles
 
     model = RetinaNet(18, 3, width=8)
     signed = [name for name, roles in layer_roles(model).items() if has_signed_input(model, name, roles)]

@@ -4,14 +4,8 @@ from bitcycle.layer.batch_norm import share_batch_norm
 from bitcycle.layer.control.controller import PrecisionController
 from bitcycle.layer.control.phase_transition import begin_anew, carry_quantized, restart_quantizers, step_ratio
 from bitcycle.layer.control.report import ConversionReport, conversion_report
-from bitcycle.layer.conversion.convert import (
-    DEFAULT_FLOAT_LAYERS,
-    LayerRule,
-    conversion_plan,
-    convertible_layers,
-    float_state_dict,
-    quantize_model,
-)
+from bitcycle.layer.conversion.convert import float_state_dict, quantize_model
+from bitcycle.layer.conversion.plan import DEFAULT_FLOAT_LAYERS, LayerRule, conversion_plan, convertible_layers
 from bitcycle.layer.gates.choices import Choices
 from bitcycle.layer.gates.gate import Gates
 from bitcycle.layer.gates.gated_block import GatedBlock

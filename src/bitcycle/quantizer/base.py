@@ -53,9 +53,6 @@ class TensorQuantizer(_Quantizer):
     """Whether the levels depend on the bits alone, so that small inputs are all zero."""
     non_negative = False
     """Whether negative inputs are clipped. A layer with negative inputs calls `accept_signed`."""
-    lacks_values = False
-    """Whether it has seen none of the values that determine its range in the current mode; not a tensor, as torch.export
-    cannot read one."""
     fixed_range: tuple[float, float] | None = None
     """Fixed clipping limits of inputs; None if they depend on data or training."""
 
@@ -122,6 +119,12 @@ class TensorQuantizer(_Quantizer):
         not support signed inputs."""
         self.non_negative = False
         self.register_buffer("signed_inputs", torch.ones((), dtype=torch.bool, device=x.device))
+
+    @property
+    def lacks_values(self) -> bool:
+        """Whether it has seen none of the values that determine its range in the current mode; not a tensor, as torch.export
+        cannot read one."""
+        return False
 
     def forget_signed(self) -> None:
         """Undo `accept_signed`, which must have been called."""

@@ -108,7 +108,7 @@ class DorefaActivation(TensorQuantizer):
         self.fixed_range, self.signed_form = (0.0, 1.0), None
 
     @property
-    def lacks_values(self) -> bool:  # type: ignore[override]
+    def lacks_values(self) -> bool:
         return self.signed_form is not None and self.signed_form.lacks_values
 
     @property

@@ -113,7 +113,7 @@ class SbmActivation(TensorQuantizer):
         self.is_observed = False
 
     @property
-    def lacks_values(self) -> bool:  # type: ignore[override]
+    def lacks_values(self) -> bool:
         return not (self.training or self.is_observed or self.calibrated is not None)
 
     @property

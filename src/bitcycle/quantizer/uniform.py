@@ -72,10 +72,14 @@ class _StepKeeper(TensorQuantizer):
         self.register_buffer("step", torch.ones(1, 1))
         self.register_buffer("other_step", torch.ones(1, 1), persistent=False)
         self.register_buffer("step_bits", torch.tensor(NEVER))
-        self.lacks_values = True
+        self.is_prepared = False
+
+    @property
+    def lacks_values(self) -> bool:
+        return not self.is_prepared
 
     def prepare(self, x: Tensor, bits: int) -> None:
-        self.lacks_values = False
+        self.is_prepared = True
         if bits == int(self.step_bits):  # a resumed run keeps its step
             return
         if bits:
@@ -88,7 +92,7 @@ class _StepKeeper(TensorQuantizer):
 
     def _load_from_state_dict(self, state_dict: dict[str, Any], prefix: str, *arguments: Any) -> None:
         super()._load_from_state_dict(state_dict, prefix, *arguments)
-        self.lacks_values &= int(state_dict.get(f"{prefix}step_bits", NEVER)) == NEVER
+        self.is_prepared |= int(state_dict.get(f"{prefix}step_bits", NEVER)) != NEVER
 
     def _optimal(self, x: Tensor, bits: int) -> Tensor:
         raise NotImplementedError

@@ -68,7 +68,9 @@ def test_a_changed_test_is_not_decided_and_not_trained(tmp_path, monkeypatch):
     amended = replace(
         changed, amended="25 November 2026: another reference"
     )  # a frozen test that turned out to be wrong
-    check_frozen([amended], [home])
+    with pytest.raises(SettingError, match="add `withdrawn`"):
+        check_frozen([amended], [home])
+    check_frozen([amended], [replace(home, withdrawn=["x/y-c1"])])
     (found,) = judge([amended], {"x/y": Results("mini", PAIR)}, Pool([]), [home])
     assert (found.verdict, found.decided) == (EXPLORATORY, False) and "another reference" in found.reason
 
@@ -165,6 +167,8 @@ def test_no_look_is_due_before_every_arm_is_trained():
     (found,) = judge([HIGHER], {"x/y": Results("mini", arms)}, Pool([]), [home])
     assert (found.verdict, found.n) == (NOT_TESTED, None)
     assert found.reason.startswith("0 of 4 planned seeds are trained")
+    every = replace(HIGHER, a={}, b=None)  # arm a is all cells
+    assert frozen.due(every, [cell(schedule="CR")], home)[1].startswith("0 of 4 planned seeds are trained")
 
 
 @pytest.mark.parametrize(

@@ -8,7 +8,7 @@ from typing import Any
 from torch import Tensor, nn
 
 from bitcycle.hardware import trace
-from bitcycle.layer.conversion.convert import convertible_layers
+from bitcycle.layer.conversion.plan import convertible_layers
 from bitcycle.layer.products.quantized_product import QuantizedProduct
 
 NOT_CONVERTED = "not converted yet"

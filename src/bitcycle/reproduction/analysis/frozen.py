@@ -3,8 +3,9 @@
 A family is a file results/published/families/NAME.yaml: when it was frozen, the number of looks, and for each claim the
 fingerprint of its test, its seeds, and the power at the published effect. Training for a family and judging it both refuse a
 claim whose test has another fingerprint. After a result, a test can only be changed as an amendment (`amended` in the claim's
-entry): the claim is then exploratory, and decided by new seeds alone, in a family of their own. A family counts only runs of its
-seeds that finished since it was frozen, and is tested at half of them and at the end, however many are trained in between.
+entry): the claim is then exploratory, and decided by new seeds alone, in a family of their own. A frozen test that turns out
+to be wrong is `withdrawn` in its family, and decides nothing any more. A family counts only runs of its seeds that finished since
+it was frozen, and is tested at half of them and at the end, however many are trained in between.
 """
 
 import hashlib
@@ -12,7 +13,7 @@ import json
 import math
 import sys
 from argparse import SUPPRESS
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from pathlib import Path
@@ -65,6 +66,7 @@ class Family:
         tests: claim -> fingerprint of its test.
         seeds: claim -> planned seeds, in the order in which they are trained.
         power: claim -> power at the published effect; None if the paper prints no number.
+        withdrawn: claims whose frozen test turned out to be wrong; they may have another test, and decide nothing.
     """
 
     name: str
@@ -73,6 +75,7 @@ class Family:
     tests: Mapping[str, str]
     seeds: Mapping[str, Sequence[int]]
     power: Mapping[str, float | None]
+    withdrawn: Collection[str] = ()
 
 
 def fingerprint(claim: Claim) -> str:
@@ -102,7 +105,10 @@ def _read(path: Path) -> Family:
     tests, power = ({claim: entry.get(key) for claim, entry in claims.items()} for key in ("test", "power"))
     ranges = {claim: (int(entry.get("first_seed", 0)), int(entry["seeds"])) for claim, entry in claims.items()}
     seeds = {claim: range(first, first + count) for claim, (first, count) in ranges.items()}
-    return Family(path.stem, str(content["frozen"]), int(content["looks"]), cast(Any, tests), seeds, cast(Any, power))
+    withdrawn = [claim for claim, entry in claims.items() if entry.get("withdrawn")]
+    return Family(
+        path.stem, str(content["frozen"]), int(content["looks"]), cast(Any, tests), seeds, cast(Any, power), withdrawn
+    )
 
 
 def family_of(claim: Claim, families: Iterable[Family]) -> Family | None:
@@ -116,17 +122,17 @@ def differs(claim: Claim, family: Family) -> bool:
 
 
 def check_frozen(claims: Sequence[Claim], families: Sequence[Family]) -> None:
-    """Refuse tests that differ from the frozen ones, unless they are amended and so decide nothing, and claims that are gone.
-    Raises SettingError naming the claim."""
+    """Refuse tests that differ from the frozen ones, and claims that are gone; a withdrawn test may differ. Raises SettingError
+    naming the claim."""
     known = {claim.id: claim for claim in claims}
     for family in families:
         for name in family.tests:
             if name not in known:
                 problem = f"is frozen in the family {family.name} and missing in results/published/claims"
                 raise SettingError("claim", name, problem, "restore its entry")
-            if differs(known[name], family) and not known[name].amended:
+            if differs(known[name], family) and name not in family.withdrawn:
                 problem = f"its test is another than the one frozen on {family.frozen} in the family {family.name}"
-                remedy = "restore the test; after a result, `amended` with date and reason makes the claim exploratory"
+                remedy = "restore the test; if it turned out to be wrong, add `withdrawn` with date and reason to its entry there"
                 raise SettingError("claim", name, problem, remedy)
 
 
@@ -137,7 +143,7 @@ def due(claim: Claim, cells: Sequence[Cell], family: Family) -> tuple[list[Cell]
     seeds = list(map(str, family.seeds[claim.id]))
     own = [_restricted(cell, seeds, family.frozen) for cell in cells]
     filled = [cell for cell in own if cell.runs]
-    arms = [arm for part in claim.parts for arm in (part.a, *part.arms, part.minus) if arm]
+    arms = [arm for part in claim.parts for arm in (part.a, *part.arms, part.minus) if arm is not None]
     trained = [[cell for cell in filled if matches(cell, arm)] for arm in arms]
     found = [{run.row["seed"] for run in cell.runs} for arm in trained for cell in arm] if all(trained) else [set()]
     complete = next((n for n, seed in enumerate(seeds) if not all(seed in some for some in found)), len(seeds))

@@ -164,7 +164,11 @@ def freeze(path: Path, entries: Mapping[str, Mapping[str, object]]) -> Path:
     """Write a new family: for each claim the fingerprint of its test, seeds, deviation and power."""
     content = {"frozen": datetime.now(UTC).isoformat(timespec="seconds"), "looks": LOOKS, "claims": entries}
     write_bytes(path, f"# A frozen family of claims\n{OmegaConf.to_yaml(OmegaConf.create(content))}".encode())
-    read_families(path.parents[1])
+    try:
+        read_families(path.parents[1])
+    except SettingError:
+        path.unlink()  # it would be refused by every later command
+        raise
     return path
 
 

@@ -128,7 +128,7 @@ def test_products_are_charged_at_the_bits_of_activations():
 
 def test_products_are_neither_first_nor_last():
     model = nn.Sequential(MatrixProduct(), nn.Linear(2, 2), nn.Linear(2, 2), MatrixProduct())
-    roles = bitcycle.layer.conversion.convert.layer_roles(model)
+    roles = bitcycle.layer.conversion.plan.layer_roles(model)
     assert list(roles.values()) == [("matmul",), ("first",), ("last",), ("matmul",)]
 
 

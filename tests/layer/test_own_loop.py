@@ -90,7 +90,7 @@ def test_hooks_survive_the_conversion():
 def test_shortcuts_are_known_by_whole_words():
     names = ("skip", "conv_shortcut", "skipper", "out_projection")
     model = nn.ModuleDict({"a": nn.Linear(2, 2), **{name: nn.Linear(2, 2) for name in names}, "z": nn.Linear(2, 2)})
-    roles = bitcycle.layer.conversion.convert.layer_roles(model)
+    roles = bitcycle.layer.conversion.plan.layer_roles(model)
     assert [name for name, found in roles.items() if "shortcut" in found] == ["skip", "conv_shortcut"]
 
 

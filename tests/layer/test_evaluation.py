@@ -105,3 +105,15 @@ def test_a_model_in_evaluation_mode_is_right_once_converted():
     expected = plain(x)
     model = bitcycle.quantize_model(plain, float_layers=[])
     assert not model.training and (model(x) - expected).norm() < 0.03 * expected.norm()
+
+
+def test_an_average_that_was_evaluated_before_training_follows_the_range_of_training():
+    """It kept the range of that first batch, as it never leaves evaluation mode: half of its output was clipped."""
+    model = bitcycle.quantize_model(nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 2)), float_layers=[])
+    control = bitcycle.PrecisionController(model, bitcycle.schedule("static", q_max=8, total_steps=1))
+    average, x = torch.optim.swa_utils.AveragedModel(model).eval(), torch.randn(16, 4)
+    average(x / 100)
+    control.step(0)
+    model(x)
+    average.update_parameters(model)
+    torch.testing.assert_close(average(x), model.eval()(x), rtol=0, atol=0)

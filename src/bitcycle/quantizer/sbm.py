@@ -124,8 +124,7 @@ class SbmActivation(TensorQuantizer):
         """Use the range of x for evaluation until a training step has been observed."""
         if self.training or not bits:
             return
-        observed = bool((self.running_range != 0) | (self.running_zero_point != 0))
-        if observed:
+        if bool(self._has_moved()):
             self.calibrated = None
         elif self.calibrated is None:
             low, high = distributed.all_min_max(*torch.aminmax(flat(x)))
@@ -135,14 +134,21 @@ class SbmActivation(TensorQuantizer):
     def restart(self) -> None:
         self.calibrated = None
 
+    def _has_moved(self) -> Tensor:
+        """Whether the running range is no longer that of a new observer."""
+        return (self.running_range != 0) | (self.running_zero_point != 0)
+
     def evaluation_range(self) -> tuple[Tensor, Tensor]:
         """Zero point and range in evaluation."""
-        if self.calibrated is not None:
-            return self.calibrated
-        if self.running_weight is None:
-            return self.running_zero_point, self.running_range
-        weight = torch.where(self.running_weight > 0, self.running_weight, 1)
-        return self.running_zero_point / weight, self.running_range / weight
+        zero_point, value_range = self.running_zero_point, self.running_range
+        if self.running_weight is not None:
+            weight = torch.where(self.running_weight > 0, self.running_weight, 1)
+            zero_point, value_range = zero_point / weight, value_range / weight
+        if self.calibrated is None:
+            return zero_point, value_range
+        # an average of weights stays in evaluation mode while its buffers are copied from the trained model
+        moved, (low, first_range) = self._has_moved(), self.calibrated
+        return torch.where(moved, zero_point, low), torch.where(moved, value_range, first_range)
 
     def record(self, bits: Tensor, batches: int = 1) -> None:
         """Add the weights of observed batches (or time steps); for every training pass that moves the running range."""

@@ -258,6 +258,20 @@ def test_lightning_style_modules_count_the_passes_of_their_core(calls):
     assert names == {"net.0", "net.1"}
 
 
+@pytest.mark.parametrize(
+    "wrap", [lambda forward: torch.compile(forward, backend="eager"), torch.autocast("cpu", torch.bfloat16)]
+)
+def test_a_wrapped_forward_is_counted(wrap, caplog):
+    """The trace ran the layers of the model itself, and charged them as functions in float32: sixteen times the cost."""
+    model = nn.Sequential(nn.Linear(4, 4), nn.ReLU(), nn.Linear(4, 4))
+    control = linear_control(model)
+    model.forward = wrap(model.forward)
+    control.step(0)
+    model(torch.randn(7, 4)).sum().backward()
+    assert [(layer.name, layer.forward) for layer in control.cost().layers] == [("0", 7 * 16 * 64), ("2", 7 * 16 * 64)]
+    assert "the cost omits" not in caplog.text and "computed by functions" not in caplog.text
+
+
 def test_a_training_pass_costs_the_bits_that_it_computes():
     """Those of `use` and `at_q_max` were charged at the schedule's 3 bits."""
     model = bitcycle.quantize_model(nn.Sequential(nn.Linear(4, 4)), float_layers=[])

@@ -13,6 +13,7 @@ the gradients that its operands require).
 """
 
 import copy
+import inspect
 import sys
 import warnings
 from collections import Counter
@@ -20,6 +21,7 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from fractions import Fraction
 from functools import partial
+from types import FunctionType, MethodType
 from typing import Any
 
 import torch
@@ -86,18 +88,26 @@ def trace(model: nn.Module, *inputs: Any, samples: int | None = None, **keywords
 
 def _copied(model: nn.Module) -> nn.Module:
     """A copy of the model, with copies of what deepcopy cannot copy: generators, and tensors with a grad_fn, as kept by
-    `torch.nn.utils.weight_norm` (as plain tensors). Raises SettingError if the model has other such parts, as with FSDP."""
+    `torch.nn.utils.weight_norm` (as plain tensors). A forward that was assigned to a module and wraps its own, as those of
+    torch.compile and torch.autocast, is replaced by the copy's own: it would run the model itself, whose layers are not watched.
+    Raises SettingError if the model has other such parts, as with FSDP."""
     kept = [value for module in model.modules() for value in vars(module).values()]
     copies: dict[int, Any] = {id(x): x.detach() for x in kept if isinstance(x, Tensor) and not x.is_leaf}
     copies |= {id(x): x.clone_state() for x in kept if isinstance(x, torch.Generator)}
     try:
-        return copy.deepcopy(model, copies)
+        copied = copy.deepcopy(model, copies)
     except Exception as error:
         problem = f"cannot be copied for the trace of its products ({error})"
         remedy = (
             "trace it before it is wrapped: PrecisionController(..., workload=bitcycle.hardware.trace(model, sample))"
         )
         raise SettingError("model", type(model).__name__, problem, f"{remedy}, and step(t, samples=...)") from error
+    for module in model.modules():
+        forward, twin = vars(module).get("forward"), copies.get(id(module))
+        wrapped = inspect.unwrap(forward) if isinstance(forward, FunctionType) else None  # deepcopy keeps functions
+        if isinstance(wrapped, MethodType) and wrapped.__self__ is module and twin is not None:
+            vars(twin)["forward"] = MethodType(wrapped.__func__, twin)
+    return copied
 
 
 def _unquantized(quantizer: nn.Module, x: Tensor, *bits: Tensor) -> Tensor:

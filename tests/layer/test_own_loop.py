@@ -184,6 +184,21 @@ def test_float_state_dicts_fit_both_ways(quantizer):
     plain.load_state_dict(bitcycle.float_state_dict(model), strict=True)
 
 
+def test_a_copy_of_a_model_under_a_controller_loads_bits():
+    """It kept those of its model, whatever the loaded weights had been trained at: no controller sets its bits."""
+    model = bitcycle.quantize_model(signed_network(nn.ReLU), float_layers=[])
+    control = bitcycle.PrecisionController(model, bitcycle.schedule("LR", q_min=2, q_max=8, cycles=1, total_steps=4))
+    control.step(0)
+    at_two_bits = model.state_dict()
+    control.step(3)
+    best = copy.deepcopy(model)
+    best.load_state_dict(at_two_bits)
+    assert best[0].precision.precision == Precision(2, 2, 8)
+    control.follow(best)
+    best.load_state_dict(at_two_bits)
+    assert best[0].precision.precision == model[0].precision.precision == Precision(8, 8, 8)
+
+
 def test_averages_of_weights_leave_bits_and_keys_alone():
     model = bitcycle.quantize_model(signed_network(nn.ReLU), float_layers=[])
     control = bitcycle.PrecisionController(model, bitcycle.schedule("LR", q_min=2, q_max=8, cycles=1, total_steps=4))

@@ -136,8 +136,8 @@ class PrecisionState(HoldsTensors):
             self.set(Precision(*bits.tolist()))
 
     def __getstate__(self) -> dict[str, Any]:
-        """Copies omit the readers, which register themselves."""
-        return {**self.__dict__, "readers": None, "calls": dict(self.calls)}
+        """Copies omit the readers, which register themselves, and have no controller, so that they load saved bits."""
+        return {**self.__dict__, "readers": None, "calls": dict(self.calls), "is_controlled": False}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         super().__setstate__(state)

@@ -184,6 +184,15 @@ def test_float_state_dicts_fit_both_ways(quantizer):
     plain.load_state_dict(bitcycle.float_state_dict(model), strict=True)
 
 
+def test_state_dicts_of_distributed_checkpoints_have_the_bits():
+    """They ended in an AttributeError, as each key has to be the name of an attribute."""
+    checkpoint = pytest.importorskip("torch.distributed.checkpoint.state_dict")
+    model, other = (bitcycle.quantize_model(signed_network(nn.ReLU), float_layers=[]) for _ in range(2))
+    bitcycle.PrecisionController(model, bitcycle.schedule("static", q_max=3, total_steps=1)).step(0)
+    checkpoint.set_model_state_dict(other, checkpoint.get_model_state_dict(model))
+    assert other[0].precision.precision == Precision(3, 3, 3)
+
+
 def test_a_copy_of_a_model_under_a_controller_loads_bits():
     """It kept those of its model, whatever the loaded weights had been trained at: no controller sets its bits."""
     model = bitcycle.quantize_model(signed_network(nn.ReLU), float_layers=[])

@@ -124,10 +124,15 @@ class PrecisionState(HoldsTensors):
             y.register_hook(check)
         return y
 
+    @property
+    def bits(self) -> Tensor:
+        """What the state dict contains; torch.distributed.checkpoint looks for an attribute of this name."""
+        return torch.tensor(self.precision)
+
     def _save_to_state_dict(self, destination: dict[str, Any], prefix: str, keep_vars: bool) -> None:
         earlier = destination.get(self.saved_as)
         if not self.fixed and (earlier is None or earlier is not self.saved_bits):
-            self.saved_as, self.saved_bits = f"{prefix}bits", torch.tensor(self.precision)
+            self.saved_as, self.saved_bits = f"{prefix}bits", self.bits
             destination[self.saved_as] = self.saved_bits
 
     def _load_from_state_dict(self, state_dict: dict[str, Any], prefix: str, *arguments: Any) -> None:

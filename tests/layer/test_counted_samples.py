@@ -11,6 +11,10 @@ from torch import nn
 import bitcycle
 from bitcycle.settings import SettingError
 
+OMITTED = (
+    "the cost omits layers that training calls and the traced forward pass, the first one in evaluation mode, does not"
+)
+
 
 def linear_control(model: nn.Module) -> bitcycle.PrecisionController:
     schedule = bitcycle.schedule("static", q_max=8, total_steps=3)
@@ -171,9 +175,25 @@ def test_layers_that_run_in_training_only_are_named(caplog):
     for step in range(2):
         control.step(step)
         model(torch.randn(7, 4)).sum().backward()
-    assert [record.message for record in caplog.records] == [
-        "the cost omits layers that run in training mode only, as it counts the products of evaluation mode: 2"
-    ]
+    assert [record.message for record in caplog.records] == [f"{OMITTED}: 2"]
+
+
+@pytest.mark.parametrize("is_part", [False, True])
+def test_layers_that_are_called_outside_of_the_forward_pass_are_named(is_part, caplog):
+    """Their cost was left out in silence. As a part of a ModuleDict they are counted."""
+
+    class Network(nn.Sequential):
+        def forward(self, x):
+            return self[0](x)
+
+    model = Network(nn.Linear(4, 4), nn.Linear(4, 4), nn.Linear(4, 4))
+    control = linear_control(nn.ModuleDict({"net": model, "head": model[1]}) if is_part else model)
+    for step in range(3):
+        control.step(step)
+        model[1](model(torch.randn(7, 4))).sum().backward()
+    names = [layer.name for layer in control.cost().layers]
+    assert names == (["net.0", "net.1"] if is_part else ["0"])
+    assert [record.message for record in caplog.records] == ([] if is_part else [f"{OMITTED}: 1"])
 
 
 def test_a_model_that_is_one_layer_is_not_taken_for_one_that_the_cost_omits(caplog):

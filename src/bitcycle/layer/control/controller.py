@@ -98,7 +98,7 @@ class PrecisionController:
         self._used: Precision | None = None  # outside the schedule
         self.next_step, self._has_counted = 0, False
         self._counting, self._depth = True, 0
-        self._unseen = set[str]()
+        self._untraced: dict[QuantizedProduct, str] = {}  # in the first step; by name, which is empty once traced
         self._awaits_batch, self._uncounted_steps = False, 0
         self._record = GateRecord(model)
         if isinstance(schedule, GatedSchedule) and self.states and not self._record.gates:
@@ -140,6 +140,8 @@ class PrecisionController:
             self._check(precision)
         if self._feedback is not None:
             self._check_observations(self._feedback, t)
+        self._name_omitted()
+        self._untraced = {}  # later batches may have other layers, as mixtures of experts do
         rank = distributed.rank() if self.rank is None else self.rank
         key = int32_key("noise", self.seed, t, *(("rank", rank) if rank else ()))
         for state in self.states:
@@ -261,6 +263,7 @@ class PrecisionController:
                 self._uncounted_steps,
             )
             self._uncounted_steps = 0
+        self._name_omitted()
         return self.meter.cost()
 
     @property
@@ -320,22 +323,30 @@ class PrecisionController:
                 workload = trace(model, *arguments, samples=samples, **keywords)
             name_functions(model, workload)
             seen = {o.module for o in workload.operations if o.macs or o.kind == "embedding"}
-            self._unseen = set(products_of(model)) - seen - {""}  # a model that is a single layer has run
+            for name, product in products_of(model).items():
+                if name in seen or not name:  # a model that is a single layer has run
+                    self._untraced[product] = ""
+                else:
+                    self._untraced.setdefault(product, f"{part}.{name}".lstrip("."))
             return workload.within(part, type(model).__name__)
 
         self._first.add(Call(part, samples, passes_gradient, is_trained), traced)
         self._set_workload(self._first.workload(self._samples_given))
 
-    def _end_call(self, model: nn.Module) -> None:
-        """Warn of layers that training runs and the trace, which is in evaluation mode, does not; after the first batch."""
+    def _end_call(self, _model: nn.Module) -> None:
         self._depth -= 1
-        if self._depth or not self._unseen:
-            return
-        products = products_of(model)
-        names = [name for name in self._unseen if products[name].layer_number in products[name].precision.calls]
-        self._unseen = set()
+
+    def _name_omitted(self) -> None:
+        """Warn of layers that the first step calls and the trace, of its first forward pass in evaluation mode, does not."""
+        names = {
+            product: name
+            for product, name in self._untraced.items()
+            if name and product.layer_number in product.precision.calls
+        }
+        self._untraced |= dict.fromkeys(names, "")
         if names:
             logger.warning(
-                "the cost omits layers that run in training mode only, as it counts the products of evaluation mode: %s",
-                ", ".join(sorted(names)),
+                "the cost omits layers that training calls and the traced forward pass, the first one in evaluation mode,"
+                " does not: %s",
+                ", ".join(sorted(names.values())),
             )

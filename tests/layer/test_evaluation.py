@@ -117,3 +117,15 @@ def test_an_average_that_was_evaluated_before_training_follows_the_range_of_trai
     model(x)
     average.update_parameters(model)
     torch.testing.assert_close(average(x), model.eval()(x), rtol=0, atol=0)
+
+
+def test_a_mode_that_is_assigned_is_noticed():
+    """Lightning does so after a validation: training went on with the steps of the first batch of the sanity check."""
+    model = bitcycle.quantize_model(nn.Sequential(nn.Linear(4, 8)), "uniform_l2", float_layers=[])
+    x, other = torch.randn(16, 4), copy.deepcopy(model)
+    model.eval()
+    model(10 * x)
+    for module in model.modules():
+        module.training = True
+    assert torch.equal(model(x), other(x))
+    torch.testing.assert_close(model.state_dict(), other.state_dict(), rtol=0, atol=0)

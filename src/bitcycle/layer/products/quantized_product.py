@@ -116,10 +116,19 @@ class Quantized(nn.Module):
 class QuantizedProduct(Quantized, Noisy):
     """A product of two tensors; base class of quantized layers and matrix products."""
 
-    adapted = False
-    """Whether the quantizers are prepared for bits and mode; compiled graphs depend on this flag instead of the bits."""
+    _adapted_in: bool | None = None
+    """The mode in which the quantizers were prepared, as trainers may assign `training` without `train`; None: in none."""
     has_positions = True
     """Whether the output has shape [N, positions ..., F], in contrast to images."""
+
+    @property
+    def adapted(self) -> bool:
+        """Whether the quantizers are prepared for bits and mode; compiled graphs depend on this flag instead of the bits."""
+        return self._adapted_in == self.training
+
+    @adapted.setter
+    def adapted(self, value: bool) -> None:
+        self._adapted_in = self.training if value else None
 
     def attach(self, context: Context) -> None:
         options = self.quantizer_options = context.options

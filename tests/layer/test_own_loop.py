@@ -251,9 +251,12 @@ def test_a_controller_resumes_in_another_loop(schedule):
     first, before = build()
     train(first, before, range(3))
     second, after = build()
+    average = copy.deepcopy(second)
     second.load_state_dict(first.state_dict())
     after.load_state_dict(before.state_dict())
-    assert second[0].precision.precision == first[0].precision.precision
+    after.follow(average)  # was evaluated at 8 bits until the next step
+    precisions = {network[0].precision.precision for network in (first, second, average)}
+    assert precisions == {before.precision}
     assert torch.equal(train(second, after, range(after.next_step, 6)), whole)
     assert after.cost() == control.cost()
 

@@ -175,7 +175,7 @@ class PrecisionController:
             remedy = "give a copy of the converted model, or a model that quantize_model converted"
             raise SettingError("model", type(model).__name__, "has no quantized layers to set bits of", remedy)
         for state in states:
-            state.control(self.precision or state.precision)
+            state.control(self._used or self.precision or state.precision)
         self.states += states
 
     def state_dict(self) -> dict[str, Any]:

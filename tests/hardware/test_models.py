@@ -197,8 +197,14 @@ def test_published_images_stand_for_the_whole_run(network):
         assert half.relative_to_static == 1
 
 
-def test_what_each_count_adds():
-    model = nn.Sequential(nn.Conv2d(3, 4, 1, bias=False), nn.BatchNorm2d(4), nn.ReLU(), nn.AvgPool2d(4))
+class _PooledByKeyword(nn.AvgPool2d):
+    def __call__(self, x):
+        return super().__call__(input=x)
+
+
+@pytest.mark.parametrize("pooling", [nn.AvgPool2d, _PooledByKeyword])
+def test_what_each_count_adds(pooling):
+    model = nn.Sequential(nn.Conv2d(3, 4, 1, bias=False), nn.BatchNorm2d(4), nn.ReLU(), pooling(4))
     network = trace(model, torch.zeros(2, 3, 4, 4))
     macs, batch_norm, relu, pool_in, pool_out = 16 * 12, 64, 64, 64, 4
     expected = {

@@ -1,4 +1,6 @@
-"""Convolutions in networks that expect the memory format of PyTorch's layers."""
+"""Convolutions in networks that expect the memory format of PyTorch's layers, and samples without a batch dimension."""
+
+import copy
 
 import pytest
 import torch
@@ -38,3 +40,28 @@ def test_memory_formats_are_those_of_pytorchs_layers(which, volume):
         layer.to(memory_format=format)
     expected = layer(x)
     assert bitcycle.quantize_model(layer, float_layers=[])(x).stride() == expected.stride()
+
+
+@pytest.mark.parametrize(
+    ("quantizer", "compute"), [("sbm", "simulate"), ("sbm", "codes"), ("dorefa", "simulate"), ("mx", "simulate")]
+)
+@pytest.mark.parametrize(
+    "layer",
+    [nn.Conv1d(32, 6, 3), nn.Conv2d(32, 6, 3), nn.ConvTranspose2d(32, 6, 3), nn.Linear(32, 6)],
+    ids=lambda layer: type(layer).__name__,
+)
+def test_a_sample_without_a_batch_dimension_is_a_batch_of_one(layer, quantizer, compute):
+    generator = torch.Generator().manual_seed(0)
+    spatial = () if isinstance(layer, nn.Linear) else (7,) * len(layer.kernel_size)
+    x = torch.randn(32, *spatial, generator=generator)
+    found = []
+    for alone in (True, False):
+        model = bitcycle.quantize_model(copy.deepcopy(layer), quantizer, float_layers=[], compute=compute)
+        given = (x if alone else x[None]).clone().requires_grad_()
+        y = model(given)
+        weight = torch.randn(y.numel(), generator=torch.Generator().manual_seed(1))
+        (y.flatten() * weight).sum().backward()
+        assert y.dim() == given.dim()
+        found.append((y.flatten(), given.grad.flatten(), model.weight.grad))
+    for one, other in zip(*found, strict=True):
+        torch.testing.assert_close(one, other)

@@ -208,6 +208,23 @@ def test_a_copy_of_a_model_under_a_controller_loads_bits():
     assert best[0].precision.precision == model[0].precision.precision == Precision(8, 8, 8)
 
 
+def test_a_copy_of_a_parametrized_layer_adapts_to_new_bits():
+    """Its quantizer kept the steps of the bits at which it was copied: torch's copy did not make it a reader of its bits."""
+    model = bitcycle.quantize_model(signed_network(nn.ReLU), "uniform_l2", float_layers=[])
+    nn.utils.parametrizations.weight_norm(model[0])
+    control = bitcycle.PrecisionController(
+        model, bitcycle.schedule("LR", q_min=2, q_max=8, cycles=1, total_steps=4, gradient_min=32, gradient_max=32)
+    )
+    x = torch.randn(8, 6)
+    control.step(0)
+    model(x)
+    average = copy.deepcopy(model).eval()
+    control.follow(average)
+    average(x)
+    control.step(3)
+    torch.testing.assert_close(average(x), model.eval()(x))
+
+
 def test_averages_of_weights_leave_bits_and_keys_alone():
     model = bitcycle.quantize_model(signed_network(nn.ReLU), float_layers=[])
     control = bitcycle.PrecisionController(model, bitcycle.schedule("LR", q_min=2, q_max=8, cycles=1, total_steps=4))

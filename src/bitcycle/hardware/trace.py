@@ -165,7 +165,7 @@ def _follow_modules(model: nn.Module, recorder: "_Recorder") -> Iterator[None]:
     with ExitStack() as hooks:
         for module in model.modules():
             hooks.callback(module.register_forward_pre_hook(recorder.enter).remove)
-            hooks.callback(module.register_forward_hook(recorder.leave, always_call=True).remove)
+            hooks.callback(module.register_forward_hook(recorder.leave, with_kwargs=True, always_call=True).remove)
         yield
 
 
@@ -191,9 +191,9 @@ class _Recorder(TorchDispatchMode):
         # a module that the model does not know of (a float layer kept in a closure) shares its hooks with one that it does
         self.stack.append(module if module in self.module_names else self.stack[-1])
 
-    def leave(self, module: nn.Module, inputs: tuple[Any, ...], output: Any) -> None:
+    def leave(self, module: nn.Module, inputs: tuple[Any, ...], keywords: dict[str, Any], output: Any) -> None:
         if isinstance(module, (nn.AvgPool2d, nn.AdaptiveAvgPool2d)) and isinstance(output, Tensor):
-            self.counts["pooled_inputs"] += inputs[0].numel()
+            self.counts["pooled_inputs"] += (*inputs, *keywords.values())[0].numel()
             self.counts["pooled_outputs"] += output.numel()
         self.stack.pop()
 

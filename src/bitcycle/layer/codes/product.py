@@ -77,6 +77,7 @@ class CodeProduct:
             and 1 <= state.precision.activation <= MOST_BITS
             and state.sample_mask is None
             and x.dtype == torch.float32
+            and x.dim() > 1
             # autocast rounds the operands of simulated products, and their sums
             and not torch.is_autocast_enabled(x.device.type)
             and not torch.compiler.is_compiling()

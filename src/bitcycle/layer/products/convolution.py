@@ -30,12 +30,15 @@ class QuantizedConvolution(QuantizedLayer):
 
     has_positions = False
     axes = CONVOLUTION
+    kernel_size: tuple[int, ...]
 
     def _conv_forward(self, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
         convolve: Any = super()._conv_forward  # type: ignore[misc]
         return convolve(*operands_of(self, x, weight), bias)
 
     def forward(self, x: Tensor) -> Tensor:
+        if x.dim() == len(self.kernel_size) + 1:  # one sample without a batch dimension, as PyTorch's layers accept
+            return self.forward(x.unsqueeze(0)).squeeze(0)
         return _laid_out(self.quantized_product(x, self._conv_forward), x, self)
 
 
@@ -65,6 +68,8 @@ class QuantizedTransposedConvolution(QuantizedLayer):
 
     def forward(self, x: Tensor, output_size: list[int] | None = None) -> Tensor:
         dimensions = len(self.kernel_size)
+        if x.dim() == dimensions + 1:
+            return self.forward(x.unsqueeze(0), output_size).squeeze(0)
         padding = self._output_padding(
             x, output_size, self.stride, self.padding, self.kernel_size, dimensions, self.dilation
         )

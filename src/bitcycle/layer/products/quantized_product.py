@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import logging
 from collections.abc import Callable
 from dataclasses import dataclass, replace
@@ -166,6 +167,14 @@ class QuantizedProduct(Quantized, Noisy):
     def __setstate__(self, state: dict[str, Any]) -> None:
         super().__setstate__(state)
         self.precision.readers.add(self)
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> QuantizedProduct:
+        replica = self.__new__(type(self))
+        memo[id(self)] = replica
+        replica.__setstate__(
+            copy.deepcopy(self.__dict__, memo)
+        )  # which torch's copy of a parametrized layer does not call
+        return replica
 
     def restart(self) -> None:
         """Let the quantizers adapt again at the next forward pass, whatever its bits."""

@@ -212,9 +212,8 @@ def test_a_copy_of_a_parametrized_layer_adapts_to_new_bits():
     """Its quantizer kept the steps of the bits at which it was copied: torch's copy did not make it a reader of its bits."""
     model = bitcycle.quantize_model(signed_network(nn.ReLU), "uniform_l2", float_layers=[])
     nn.utils.parametrizations.weight_norm(model[0])
-    control = bitcycle.PrecisionController(
-        model, bitcycle.schedule("LR", q_min=2, q_max=8, cycles=1, total_steps=4, gradient_min=32, gradient_max=32)
-    )
+    options = {"q_min": 2, "q_max": 8, "cycles": 1, "gradient_min": 32, "gradient_max": 32}
+    control = bitcycle.PrecisionController(model, bitcycle.schedule("LR", **options, total_steps=4))
     x = torch.randn(8, 6)
     control.step(0)
     model(x)

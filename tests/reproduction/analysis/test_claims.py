@@ -88,6 +88,20 @@ def test_one_seed_decides_with_the_deviation_of_others_alone():
     assert verdict(HIGHER, *longer, pool=pool).p_raw is None
 
 
+@pytest.mark.parametrize("bad", [math.nan, math.inf])
+def test_numbers_that_are_not_finite_decide_nothing(bad):
+    """Their standard error is nan, and max(0, nan) is 0: a claim and its opposite were both certain."""
+    pair = cell(75.0, 73.0, schedule="CR"), cell(70.0, 76.0, schedule="static")
+    diverged = cell(60, 61, bad, schedule="LR")
+    pool = Pool([run for one in (*pair, diverged) for run in one.runs])
+    assert pool.deviation(pair[0].runs[0], "final") == Pool(pool.runs[:-1]).deviation(pair[0].runs[0], "final")
+    assert verdict(HIGHER, *pair, pool=pool).verdict == UNDECIDED
+    for seeds in (2, 4):
+        infinite = cell(*ONE[: seeds - 1], math.inf, schedule="CR"), cell(*OTHER[:seeds], schedule="static")
+        found = verdict(HIGHER, *infinite, pool=pool)
+        assert (found.verdict, found.p_raw, found.low) == (UNDECIDED, None, None)
+
+
 def test_cells_of_the_same_training_count_once_and_seeds_without_partner_not_at_all():
     several = [cell(*ONE, 99.0, schedule="CR"), cell(*OTHER, schedule="static")]
     several += [replace(one, paper={**one.paper, "model": "resnet110"}) for one in several]

@@ -114,13 +114,14 @@ class Pool:
     known: dict[tuple[Any, ...], tuple[Optional[float], int]] = field(default_factory=dict)
 
     def deviation(self, run: Run, metric: str) -> tuple[float | None, int]:
-        """The residual deviation in the group of a run, and its degrees of freedom."""
+        """The residual deviation in the group of a run, and its degrees of freedom; runs that diverged have no deviation."""
         if metric in COSTS and run.row.get("schedule") in REACTIVE:
             return None, 0  # for most other runs in its group, the cost does not depend on the seed
         key = run.group, metric
         if key not in self.known:
             values = {one.training: reading(one, metric) for one in self._groups.get(run.group, ())}
-            self.known[key] = residual_deviation({name: value for name, value in values.items() if value is not None})
+            finite = {name: value for name, value in values.items() if value is not None and math.isfinite(value)}
+            self.known[key] = residual_deviation(finite)
         return self.known[key]
 
     @cached_property
@@ -240,7 +241,9 @@ class Contrast:
         complete = values.dropna(axis=1)
         if complete.shape[1] >= OWN_SEEDS:
             return over_seeds(complete.mean())
-        return Estimate(float(values.mean(axis=1).mean()), *self._pooled_error(pool), values.shape[1])
+        mean = float(values.mean(axis=1).mean())
+        error, df = self._pooled_error(pool) if math.isfinite(mean) else (None, 0.0)
+        return Estimate(mean, error, df, values.shape[1])
 
     def _pooled_error(self, pool: Pool) -> tuple[float | None, float]:
         """Standard error of the weighted sum of runs, with Welch-Satterthwaite degrees of freedom."""

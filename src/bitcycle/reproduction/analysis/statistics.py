@@ -79,12 +79,14 @@ def over_seeds(
     values: Sequence[float], pooled: tuple[float | None, float] = (None, 0), own: int = OWN_SEEDS
 ) -> Estimate:
     """The mean over seeds. Its standard error comes from the values if there are at least `own`, otherwise from `pooled`: a
-    deviation (None if unknown) and its degrees of freedom.
+    deviation (None if unknown) and its degrees of freedom. It is unknown if a value is infinite or not a number.
 
     >>> over_seeds([1.0, 2.0, 3.0]).df, over_seeds([1.0])
     (2, Estimate(mean=1.0, error=None, df=0, n=1))
     """
     n, mean = len(values), statistics.fmean(values)
+    if not math.isfinite(mean):
+        return Estimate(mean, None, 0, n)
     if n < own:
         deviation, df = pooled
         return Estimate(mean, None if deviation is None else deviation / math.sqrt(n), df, n)

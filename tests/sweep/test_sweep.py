@@ -158,6 +158,14 @@ def test_a_wrong_seed_is_wrong_among_right_ones():
     assert [run.path is None for run in found] == [True, False, True, False]
 
 
+def test_settings_that_follow_the_seed_are_those_of_each_run():
+    """They were those of the first seed: the other runs were looked for in folders of other names, and trained again."""
+    steps = [{"seed": seed, "schedule": "CR", "training.steps": "1${seed}"} for seed in ("0", "1", "2", "1.5")]
+    found = index_runs(steps, COMPOSER.checked)
+    assert [run.config and run.config.training.steps for run in found] == [10, 11, 12, None]
+    assert len({run.folder.path.parent for run in found[:3]}) == 3
+
+
 def test_states_follow_the_folders(tmp_path):
     runs = [{"seed": str(seed)} for seed in range(5)]
     folders = [run.folder for run in stock(runs, tmp_path)]

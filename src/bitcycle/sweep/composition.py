@@ -49,16 +49,24 @@ class Composer:
             return self._compose(command_line(run))  # raises Hydra's own error
 
     def checked(self, run: Overrides) -> RunConfig | str:
-        """The validated configuration of a run or an error message, cached for runs that differ only in a valid seed."""
+        """The validated configuration of a run or an error message, cached for runs that differ only in a valid seed, unless the
+        seed sets others of their settings, as in training.steps=${seed}."""
         key = str(sorted((name, value) for name, value in run.items() if name != "seed" or not value.isdigit()))
-        if key not in self._checked:
-            try:
-                self._checked[key] = read_config(self(run))
-            except SettingError as error:
-                self._checked[key] = str(error)
-            except (HydraException, OmegaConfBaseException) as error:
-                self._checked[key] = explain_hydra(error)
-        return self._checked[key]
+        if key in self._checked:
+            return self._checked[key]
+        found: RunConfig | str
+        follows_seed = False
+        try:
+            config = self(run)
+            follows_seed = "seed}" in str(OmegaConf.to_container(config, resolve=False))
+            found = read_config(config)
+        except SettingError as error:
+            found = str(error)
+        except (HydraException, OmegaConfBaseException) as error:
+            found = explain_hydra(error)
+        if not follows_seed:
+            self._checked[key] = found
+        return found
 
     def _is_independent(self, group: str, option: str) -> bool:
         return option in PRESETS[group] and PRESETS[group][option].self_contained

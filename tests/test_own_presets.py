@@ -18,7 +18,7 @@ from bitcycle.presets import Presets
 from bitcycle.schedule import SCHEDULES
 from bitcycle.settings import SettingError
 from bitcycle.training.naming import run_hash
-from tests.conftest import ROOT, ForkedTraining, configure
+from tests.conftest import ROOT, ForkedTraining, configure, plan
 
 PAGE = (ROOT / "docs" / "own-presets.md").read_text()
 FILES = re.findall(r'```\w+ title="(.*?)"\n(.*?)```', PAGE, re.DOTALL)
@@ -82,6 +82,22 @@ def test_changed_code_is_another_run(folder):
     (folder / "sawtooth.py").write_text((folder / "sawtooth.py").read_text() + "\n# changed\n")
     assert run_hash(configure("schedule=sawtooth")) != before
     assert run_hash(configure("schedule=RTH")) == of_package
+
+
+def test_a_changed_cost_model_counts_finished_runs_again(folder):
+    """Its code is no part of their names, as it changes no result: their old costs were shown."""
+    imports = "from dataclasses import dataclass\nfrom bitcycle.hardware import BitOps\n"
+    code = f"{imports}\n\n@dataclass\nclass Chip(BitOps):\n    pass\n"
+    (folder / "chip.py").write_text(code)
+    (folder / "conf" / "hardware").mkdir()
+    text = "# a chip\n# not of a paper\ndefaults: [/schema@_here_: chip.Chip, _self_]\nname: chip\n"
+    (folder / "conf" / "hardware" / "chip.yaml").write_text(text)
+    words = ("dataset=digits", "model=resnet8", "scale=smoke")
+    own, of_package = plan(*words, "hardware=chip"), plan(*words)
+    before, name = own.counting(), own.hash
+    assert own.counting() == before and set(of_package.counting()) == set(vars(of_package.config.hardware))
+    (folder / "chip.py").write_text(code + "# changed\n")
+    assert own.counting() != before and plan(*words, "hardware=chip").hash == name == of_package.hash
 
 
 def test_names_of_the_package_come_first(folder):

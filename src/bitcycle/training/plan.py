@@ -68,8 +68,8 @@ class Plan:
         return self._cost_of(self.histogram(self.schedule.run_lengths)) if self.schedule.fixed else None
 
     def counting(self) -> dict[str, Any]:
-        """How cost is counted: the settings of the hardware group as plain values."""
-        return dataclasses.asdict(self.config.hardware)
+        """How cost is counted: the settings of the hardware group as plain values, and the code of a user's own cost model."""
+        return {**dataclasses.asdict(self.config.hardware), **self.config.hardware.identity()}
 
     def cost_bounds(self) -> tuple[Cost, Cost]:
         """The minimum and maximum cost of the whole run."""

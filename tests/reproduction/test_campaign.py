@@ -124,6 +124,20 @@ def test_a_part_chooses_runs_settings_and_seeds(root):
     assert {run["results_root"] for run in runs} == {"r"}
 
 
+@pytest.mark.parametrize(
+    ("only", "words"),
+    [
+        ({"schedule": ["CR", "RRR"]}, "only.schedule=RRR: is a value of no run of paper/a .* did you mean 'RR'"),
+        ({"schedul": "CR"}, "only=schedul: is no setting of the runs of paper/a. .* did you mean 'schedule'"),
+        ({"schedule": "CR", "seed": [0, 2]}, "only.seed=2: .* use one of: 0, 1"),
+    ],
+)
+def test_a_part_that_chooses_what_no_run_has_is_refused(root, only, words):
+    """It chose fewer runs, or none, and the campaign was done without them."""
+    with pytest.raises(SettingError, match=words):
+        Part("paper/a", scale="smoke", only=only).expand(root, "r")
+
+
 def test_runs_come_in_the_order_of_the_plan_shared_ones_once_and_failed_ones_last(root):
     planned = campaign(root, Part("paper/b", scale="smoke"), Part("paper/a", scale="smoke"))
     assert len(planned.distinct()) == 7

@@ -73,7 +73,8 @@ class Part:
     seeds: int | None = None  # number of seeds, replacing the sweep's
 
     def expand(self, root: Path, results_root: str) -> list[Overrides]:
-        """The settings of every run. Raises SettingError for a sweep or a scale that does not exist."""
+        """The settings of every run. Raises SettingError for a sweep or a scale that does not exist, and for settings and
+        values of `only` that no chosen run has."""
         sweep = read_sweep(root / "sweeps" / f"{self.sweep}.yaml")
         if self.seeds is not None:
             sweep = replace(sweep, trials={**sweep.trials, self.scale: self.seeds})
@@ -81,7 +82,16 @@ class Part:
         wanted = {key: set(map(as_text, values)) for key, values in listed.items()}
         fixed = {"scale": self.scale, "results_root": results_root}
         runs = [run for given in expand([self.overrides], fixed) for run in sweep.expand(self.scale, given)]
-        return [run for run in runs if all(run.get(key) in values for key, values in wanted.items())]
+        chosen = [run for run in runs if all(run.get(key) in values for key, values in wanted.items())]
+        for key, values in wanted.items():
+            known = {run[key] for run in runs if key in run}
+            if not known:
+                settings = {name for run in runs for name in run}
+                raise SettingError("only", key, f"is no setting of the runs of {self.sweep}", nearest(key, settings))
+            for value in sorted(values - {run.get(key) for run in chosen}):
+                problem = f"is a value of no run of {self.sweep} that is chosen at {self.scale} scale"
+                raise SettingError(f"only.{key}", value, problem, nearest(value, known))
+        return chosen
 
 
 def read_plan(path: Path) -> list[Part]:

@@ -205,6 +205,15 @@ def test_a_seed_is_compared_as_soon_as_the_static_runs_around_its_cost_have_it()
     assert (rows["ETH"].gap.mean, rows["ETH"].gap.n) == (pytest.approx(1.0), 1)
 
 
+def test_a_board_without_static_8_bits_shows_its_claims_alone():
+    """The first runs of a new board are mostly those of its schedules; `make figures` ended with an IndexError."""
+    item = Item("board", "fewer_bits", "board", "fewer bits", "board/fewer_bits")
+    unfinished = ItemData(item, Results("mini", (on_board(54, 57, **CYCLIC),)), root=ROOT)
+    (claims,) = board.tables(unfinished)
+    assert claims.caption.startswith("Claims") and len(claims.records) == 2
+    assert board.draw_board(unfinished) is None and board.tables(board_of(*unfinished.results.cells)) == []
+
+
 def test_static_runs_of_equal_cost_are_one_baseline():
     """Two static settings of equal length could not be sorted. By hand: at 0.75 of the cost, static 8 bits has 56 for seed 0
     (between 50 and the mean of 60 and 64) and 55 for seed 1, which one of them has."""

@@ -197,7 +197,7 @@ def other_networks(rows: Sequence[Row], network: str) -> str:
 
 
 def tables(data: ItemData) -> list[Table]:
-    """The board as a table, then its claims; empty if there are no runs."""
+    """The board as a table, if it has runs of static 8 bits, then its claims; empty if there are no runs."""
     if not data.results.done:
         return []
     rows = rows_of(data)
@@ -218,10 +218,8 @@ def tables(data: ItemData) -> list[Table]:
         }
         for row in rows
     ]
-    return [
-        Table("Our runs of all methods, cheapest first", records),
-        *claims_of_board(data, f"difference, {metric_name([rows[0].cell])}"),
-    ]
+    methods = [Table("Our runs of all methods, cheapest first", records)] if records else []
+    return [*methods, *claims_of_board(data, f"difference, {metric_name(data.results.done)}")]
 
 
 def claims_of_board(data: ItemData, difference: str) -> list[Table]:

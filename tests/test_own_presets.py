@@ -84,6 +84,16 @@ def test_changed_code_is_another_run(folder):
     assert run_hash(configure("schedule=RTH")) == of_package
 
 
+def test_changed_code_of_a_base_class_is_another_run(folder):
+    """Only the file of the class itself was part of the name: runs with the old code of its base counted as done."""
+    (folder / "steeper.py").write_text("from sawtooth import Sawtooth\n\n\nclass Steeper(Sawtooth):\n    pass\n")
+    text = "# steeper\n# not of a paper\ndefaults: [/schema@_here_: steeper.Steeper, _self_]\nname: steeper\n"
+    (folder / "conf" / "schedule" / "steeper.yaml").write_text(text)
+    before = run_hash(configure("schedule=steeper"))
+    (folder / "sawtooth.py").write_text((folder / "sawtooth.py").read_text() + "\n# changed\n")
+    assert run_hash(configure("schedule=steeper")) != before
+
+
 def test_a_changed_cost_model_counts_finished_runs_again(folder):
     """Its code is no part of their names, as it changes no result: their old costs were shown."""
     imports = "from dataclasses import dataclass\nfrom bitcycle.hardware import BitOps\n"

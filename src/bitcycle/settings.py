@@ -10,6 +10,7 @@ import hashlib
 import inspect
 import json
 import math
+import sys
 from collections.abc import Callable, Iterable, Mapping
 from functools import cache
 from numbers import Integral
@@ -145,11 +146,12 @@ class Settings:
         """Check constraints between fields; override to add some."""
 
     def identity(self) -> dict[str, Any]:
-        """Values that identify a run besides its settings: for a class of a user, the digest of its file, as changed code is
-        another run."""
-        if type(self).__module__.partition(".")[0] == "bitcycle":
-            return {}
-        return {"source": hashlib.sha256(Path(inspect.getfile(type(self))).read_bytes()).hexdigest()}
+        """Values that identify a run besides its settings: for a class of a user, the digest of its file and of those of the
+        user's classes that it derives from, as changed code is another run."""
+        others = {"bitcycle", *sys.stdlib_module_names}
+        own = [kind for kind in type(self).__mro__ if kind.__module__.partition(".")[0] not in others]
+        code = [Path(file).read_bytes() for file in dict.fromkeys(map(inspect.getfile, own))]
+        return {"source": hashlib.sha256(b"".join(code)).hexdigest()} if code else {}
 
     def result_settings(self, digest: Callable[[str], str], prefix: str = "") -> dict[str, Any]:
         """Dotted name -> value, for all option names and for other settings that affect the result and are not default, or not

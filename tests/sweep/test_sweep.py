@@ -94,6 +94,9 @@ def test_a_grid_can_have_seeds_of_its_own():
 def test_an_unknown_scale_is_refused():
     with pytest.raises(SettingError, match="did you mean 'mini'"):
         SWEEP.expand("min")
+    for field in ({"trials": {"min": 3}}, {"at_scale": {"min": {"model": "resnet8"}}}):
+        with pytest.raises(SettingError, match=r"=min: is not one of the scales.*did you mean 'mini'"):
+            Sweep(**field)  # whose runs at mini scale were those at paper scale, with one seed
 
 
 @pytest.mark.parametrize(

@@ -36,7 +36,8 @@ Compose = Callable[[Overrides], RunConfig | str]
 
 @dataclass(frozen=True)
 class Sweep:
-    """The runs of one item: the fields of a sweep file, which `sweeps/README.md` explains."""
+    """The runs of one item: the fields of a sweep file, which `sweeps/README.md` explains. Raises SettingError for an unknown
+    scale."""
 
     title: str = ""
     published: str = ""
@@ -47,6 +48,12 @@ class Sweep:
     at_scale: dict[str, Any] = field(default_factory=dict)
     note: str = ""
     analyses: list[Any] = field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        for name, by_scale in {"trials": self.trials, "at_scale": self.at_scale}.items():
+            for scale in by_scale:
+                if scale not in SCALES:
+                    raise SettingError(name, scale, "is not one of the scales", nearest(str(scale), SCALES))
 
     def combinations(
         self, scale: str, fixed: Mapping[str, str] | None = None
@@ -111,10 +118,13 @@ def _regimes() -> dict[str, Any]:
 
 
 def read_sweep(path: Path) -> Sweep:
-    """Read a sweep file; raises SettingError if it is missing, not YAML, lacks `hydra.sweeper`, or has an unknown field."""
+    """Read a sweep file; raises SettingError if it is missing, not YAML, lacks `hydra.sweeper`, or has an unknown field or
+    scale."""
     try:
         content: Any = OmegaConf.to_container(OmegaConf.load(path))
         return Sweep(**content["hydra"]["sweeper"])
+    except SettingError as error:
+        raise error.within(str(path)) from None
     except (OSError, TypeError, KeyError, YAMLError, OmegaConfBaseException) as error:
         raise SettingError("sweeps", path, str(error), "see sweeps/README.md for the form of a sweep") from error
 

@@ -82,24 +82,27 @@ def run(folder: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
 
 
 def test_so_many_files_are_touched():
-    kinds = ("schedule", "quantizer", "model", "dataset", "item", "claim")
+    kinds = ("schedule", "quantizer", "model", "dataset", "cost model", "item", "claim")
     assert dict(zip(kinds, (len(files_of(diff)) for diff in DIFFS), strict=True)) == {
         "schedule": 2,
         "quantizer": 3,
         "model": 2,
         "dataset": 2,
+        "cost model": 2,
         "item": 3,
         "claim": 1,
     }
 
 
 def test_what_is_added_trains(copy):
-    chosen = ("dataset=bars", "model=perceptron", "quantizer=pot", "schedule=halving")
+    chosen = ("dataset=bars", "model=perceptron", "quantizer=pot", "schedule=halving", "hardware=serial")
     settings = ("scale=smoke", "training.steps=8", "training.log_steps=1", "training.evaluation_steps=8")
     run(copy, "-c", DOCTEST_AND_TRAIN, *chosen, *settings, f"results_root={copy}/runs")
     (metrics,) = (copy / "runs").rglob("metrics.jsonl")
     records = [json.loads(line) for line in metrics.read_text().splitlines()]
     assert [record["precision"][0] for record in records if record["kind"] == "train"] == [8, 8, 8, 8, 3, 3, 3, 3]
+    cost = json.loads(metrics.with_name("summary.json").read_text())["cost"]["total"]
+    assert cost["latency_s"] == pytest.approx(cost["gbitops"] / 1000)
 
 
 def test_what_is_added_is_judged(copy):

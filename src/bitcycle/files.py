@@ -6,7 +6,9 @@ import io
 import json
 import os
 import sys
-from collections.abc import Iterable, Mapping, Sequence
+import time
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import IO, Any
 
@@ -14,6 +16,8 @@ from bitcycle.errors import RunError
 
 RUNS = Path("results/runs")
 """Default folder of the run folders."""
+LOCK_SECONDS = 0.1
+"""Interval between attempts to lock a file."""
 
 
 def write_atomically(path: Path, write: Any) -> None:
@@ -149,6 +153,16 @@ else:
         except BlockingIOError:
             return False
         return True
+
+
+@contextmanager
+def locked(path: Path) -> Iterator[None]:
+    """Wait until no other process has a file locked in this way, and lock it; creates `.NAME.lock` beside it."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with open(path.with_name(f".{path.name}.lock"), "a") as stream:
+        while not try_lock(stream):
+            time.sleep(LOCK_SECONDS)
+        yield
 
 
 def resource_root() -> Path:

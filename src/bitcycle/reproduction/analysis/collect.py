@@ -16,7 +16,7 @@ from typing import Any
 from omegaconf import OmegaConf
 
 from bitcycle.door import parser_of
-from bitcycle.files import RUNS, read_csv, read_object, read_records, write_bytes, write_csv
+from bitcycle.files import RUNS, locked, read_csv, read_object, read_records, write_bytes, write_csv
 from bitcycle.picture.curve import AT_Q_MAX, curve_of
 from bitcycle.reproduction.measurement.artifacts import ANALYSES, IDENTITY, copy_results, run_name
 from bitcycle.settings import SettingError
@@ -42,18 +42,19 @@ def collect(root: Path, summary: Path) -> list[dict[str, str]]:
 
 
 def collect_folders(folders: Iterable[RunFolder], summary: Path) -> list[dict[str, str]]:
-    """The same for given run folders."""
-    rows = {identity(row): row for row in read_csv(summary, missing_ok=True)}
-    for folder in folders:
-        if folder.state() != "done" or not folder.config.exists():
-            print(f"skipping {folder.path}: not finished, or incomplete", file=sys.stderr)
-        else:
-            row = summary_row(folder)
-            rows[identity(row)] = row
-            write_curve(folder, summary.parent / CURVES)
-            copy_results(folder, row, summary.parent / ANALYSES)
-    ordered = sorted(rows.values(), key=lambda row: [row[name] for name in COLUMNS[:9]])
-    write_csv(summary, COLUMNS, ordered)
+    """The same for given run folders. Processes that add to the same file wait for each other."""
+    with locked(summary):
+        rows = {identity(row): row for row in read_csv(summary, missing_ok=True)}
+        for folder in folders:
+            if folder.state() != "done" or not folder.config.exists():
+                print(f"skipping {folder.path}: not finished, or incomplete", file=sys.stderr)
+            else:
+                row = summary_row(folder)
+                rows[identity(row)] = row
+                write_curve(folder, summary.parent / CURVES)
+                copy_results(folder, row, summary.parent / ANALYSES)
+        ordered = sorted(rows.values(), key=lambda row: [row[name] for name in COLUMNS[:9]])
+        write_csv(summary, COLUMNS, ordered)
     return ordered
 
 

@@ -67,6 +67,7 @@ WRONG = {
         "logging.objective=validation: this run has no validation data",
         "dataset.validation=0.1",
     ),
+    "-m +sweeps=cpt/table6,cpt/table8": ("+sweeps=cpt/table6,cpt/table8: is several sweeps", "a command for each"),
     "schedule=CR,RR": ("schedule=CR,RR: is several values", "add -m for one run for each value"),
     "quantizer.depthwise_bits=[8,16": ("quantizer.depthwise_bits=[8,16", "check its brackets"),
     "results_root=/data/{a}": ("results_root=/data/{a}", "results_root='/data/{a}'"),

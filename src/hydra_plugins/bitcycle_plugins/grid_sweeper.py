@@ -60,7 +60,7 @@ class GridSweeper(Sweeper):
 
     def sweep(self, arguments: list[str]) -> Any:
         """List all runs, launch the missing ones, and raise SweepEnded with the worst exit code, as Hydra would discard a return
-        value. Raises SettingError if the sweep was started in several processes."""
+        value. Raises SettingError for several sweeps, or if the sweep was started in several processes."""
         from bitcycle.door import reproduction
         from bitcycle.sweep.execution import SweepEnded, report, worst
         from bitcycle.sweep.registry import Sweep, index_runs, mark
@@ -73,6 +73,10 @@ class GridSweeper(Sweeper):
 
         sweep = Sweep(**self.fields)
         overrides = OverridesParser.create(config_loader=self.loader).parse_overrides(arguments)
+        for override in overrides:
+            if override.key_or_group == GROUP and override.is_sweep_override():
+                chosen = ",".join(override.sweep_string_iterator())
+                raise SettingError(f"+{GROUP}", chosen, "is several sweeps", "give a command for each")
         fixed, swept = _settings(overrides)
         wanted = [run for extra in expand([swept], fixed) for run in sweep.expand(extra.get("scale", "paper"), extra)]
         runs = index_runs(wanted, self.compose)

@@ -182,6 +182,23 @@ def test_a_run_of_the_same_day_does_not_count_if_it_finished_before_the_freeze(f
     assert (found.n == 4) is counts
 
 
+def test_a_sweep_that_was_changed_after_runs_of_a_family_has_no_test():
+    """The settings of the runs were not frozen: after a look, others could be trained on the same seeds and judged anew."""
+    arms = {name: cell(*values, schedule=name) for name, values in (("CR", ONE), ("static", OTHER))}
+    home = family(HIGHER)
+
+    def judged(finished: str, seed: str = "0", schedule: str = "CR") -> ClaimResult:
+        row = {**arms["CR"].runs[0].row, "finished": finished, "seed": seed, "hash": "old"}
+        before = replace(arms[schedule], runs=(Run(row, {}),))
+        return judge([HIGHER], {"x/y": Results("mini", tuple(arms.values()), replaced=(before,))}, Pool([]), [home])[0]
+
+    changed = judged("2026-11-25T00:00:00")
+    assert changed.verdict == NO_TEST and changed.p_raw is None
+    assert changed.reason.startswith("The sweep was changed when the family had runs (1)")
+    for other in (judged("2026-11-23T00:00:00"), judged(""), judged("2026-11-25T00:00:00", seed="9")):
+        assert (other.verdict, other.n) == (SUPPORTED, 4)
+
+
 def test_claims_of_a_family_that_wait_for_runs_count_in_the_correction():
     """hlhlp/table1-c1 was corrected for two claims, while the third of its family had no runs yet."""
     waiting = [replace(HIGHER, id=f"x/z{n}-c1") for n in range(2)]

@@ -3,7 +3,7 @@
 import json
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache, cached_property
 from pathlib import Path
 from typing import Any, NamedTuple, Optional
@@ -166,6 +166,7 @@ class Results:
     scale: Optional[str] = None  # None if there are no runs
     cells: tuple[Cell, ...] = ()  # with and without runs
     others: tuple["Results", ...] = ()  # results at other scales
+    replaced: tuple[Cell, ...] = ()  # cells with runs to which the sweep assigns other runs by now
 
     @property
     def done(self) -> tuple[Cell, ...]:
@@ -216,11 +217,13 @@ def find_results(places: Iterable[Place], runs: Sequence[Run]) -> Results:
     for run in sorted(runs, key=lambda run: int(run.row["seed"])):
         by_name[run.row["scale"], run.row["hash"]].append(run)
     cells: dict[str, list[Cell]] = {scale: [] for scale in SCALES}
-    for place in (place for place in places if not place.superseded):
+    replaced: dict[str, list[Cell]] = {scale: [] for scale in SCALES}
+    for place in places:
         found = tuple(by_name[place.scale, place.hash])
-        cells[place.scale].append(Cell(dict(place.paper), dict(place.ours), found))
-    at_scales = [Results(scale, tuple(found)) for scale, found in cells.items()]
+        kept = replaced if place.superseded else cells
+        kept[place.scale].append(Cell(dict(place.paper), dict(place.ours), found))
+    at_scales = [Results(scale, tuple(found), replaced=tuple(replaced[scale])) for scale, found in cells.items()]
     some = sorted((r for r in at_scales if r.done), key=lambda r: (r.scale == "smoke", -len(r.done) / len(r.cells)))
     if not some:
         return Results(None, at_scales[0].cells)
-    return Results(some[0].scale, some[0].cells, tuple(some[1:]))
+    return replace(some[0], others=tuple(some[1:]))

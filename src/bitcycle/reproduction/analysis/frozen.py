@@ -5,7 +5,8 @@ fingerprint of its test, its seeds, and the power at the published effect. Train
 claim whose test has another fingerprint. After a result, a test can only be changed as an amendment (`amended` in the claim's
 entry): the claim is then exploratory, and decided by new seeds alone, in a family of their own. A frozen test that turns out
 to be wrong is `withdrawn` in its family, and decides nothing any more. A family counts only runs of its seeds that finished since
-it was frozen, and is tested at half of them and at the end, however many are trained in between.
+it was frozen, and is tested at half of them and at the end, however many are trained in between. If the sweep assigns other runs to
+its cells after that, it has no test.
 """
 
 import hashlib
@@ -24,7 +25,7 @@ from omegaconf import OmegaConf
 from bitcycle.door import parser_of
 from bitcycle.errors import EXIT_DONE
 from bitcycle.files import read_csv, write_bytes
-from bitcycle.reproduction.analysis.aggregation import Cell
+from bitcycle.reproduction.analysis.aggregation import Cell, Run, distinct_runs
 from bitcycle.reproduction.analysis.claims import Claim, published_effect, read_claims, tested_reference
 from bitcycle.reproduction.analysis.contrast import matches
 from bitcycle.reproduction.analysis.items import PUBLISHED
@@ -143,7 +144,7 @@ def due(claim: Claim, cells: Sequence[Cell], family: Family) -> tuple[list[Cell]
     seeds = list(map(str, family.seeds[claim.id]))
     own = [_restricted(cell, seeds, family.frozen) for cell in cells]
     filled = [cell for cell in own if cell.runs]
-    arms = [arm for part in claim.parts for arm in (part.a, *part.arms, part.minus) if arm is not None]
+    arms = _arms(claim)
     trained = [[cell for cell in filled if matches(cell, arm)] for arm in arms]
     found = [{run.row["seed"] for run in cell.runs} for arm in trained for cell in arm] if all(trained) else [set()]
     complete = next((n for n, seed in enumerate(seeds) if not all(seed in some for some in found)), len(seeds))
@@ -153,6 +154,18 @@ def due(claim: Claim, cells: Sequence[Cell], family: Family) -> tuple[list[Cell]
     if not count:
         words = f"{complete} of {len(seeds)} planned seeds are trained; the first test is at {half}"
     return [_restricted(cell, seeds[:count], family.frozen) for cell in own], words
+
+
+def replaced_runs(claim: Claim, replaced: Iterable[Cell], family: Family) -> list[Run]:
+    """Runs of a family, of cells whose settings the sweep has changed since: a test of the new ones would be another look."""
+    seeds, arms = list(map(str, family.seeds[claim.id])), _arms(claim)
+    cells = [cell for cell in replaced if any(matches(cell, arm) for arm in arms)]
+    runs = distinct_runs(_restricted(cell, seeds, family.frozen) for cell in cells)
+    return [run for run in runs if run.row.get("finished")]
+
+
+def _arms(claim: Claim) -> list[Any]:
+    return [arm for part in claim.parts for arm in (part.a, *part.arms, part.minus) if arm is not None]
 
 
 def _restricted(cell: Cell, seeds: Sequence[str], since: str) -> Cell:

@@ -193,8 +193,8 @@ def test_a_sweep_that_was_changed_after_runs_of_a_family_has_no_test():
         return judge([HIGHER], {"x/y": Results("mini", tuple(arms.values()), replaced=(before,))}, Pool([]), [home])[0]
 
     changed = judged("2026-11-25T00:00:00")
-    assert changed.verdict == NO_TEST and changed.p_raw is None
-    assert changed.reason.startswith("The sweep was changed when the family had runs (1)")
+    assert changed.verdict == NOT_TESTED and changed.p_raw is None
+    assert changed.reason.startswith("the sweep was changed when the family had runs (1)")
     for other in (judged("2026-11-23T00:00:00"), judged(""), judged("2026-11-25T00:00:00", seed="9")):
         assert (other.verdict, other.n) == (SUPPORTED, 4)
 

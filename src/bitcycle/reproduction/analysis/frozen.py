@@ -5,8 +5,8 @@ fingerprint of its test, its seeds, and the power at the published effect. Train
 claim whose test has another fingerprint. After a result, a test can only be changed as an amendment (`amended` in the claim's
 entry): the claim is then exploratory, and decided by new seeds alone, in a family of their own. A frozen test that turns out
 to be wrong is `withdrawn` in its family, and decides nothing any more. A family counts only runs of its seeds that finished since
-it was frozen, and is tested at half of them and at the end, however many are trained in between. If the sweep assigns other runs to
-its cells after that, it has no test.
+it was frozen, and is tested at half of them and at the end, however many are trained in between. If the
+sweep is given other settings after its first runs, it has no test.
 """
 
 import hashlib
@@ -137,12 +137,16 @@ def check_frozen(claims: Sequence[Claim], families: Sequence[Family]) -> None:
                 raise SettingError("claim", name, problem, remedy)
 
 
-def due(claim: Claim, cells: Sequence[Cell], family: Family) -> tuple[list[Cell], str]:
+def due(claim: Claim, cells: Sequence[Cell], family: Family, replaced: Iterable[Cell] = ()) -> tuple[list[Cell], str]:
     """The runs that count at the test that is due, and which test it is, or what it waits for. Only runs of the family's seeds
     since it was frozen count: those of the first half of the seeds until all are trained, and none before. A seed is trained if
-    every cell with runs has it, and each arm has such cells."""
+    every cell with runs has it, and each arm has such cells. If the family has runs of cells with settings that the sweep has
+    `replaced` since, no test is due: that of the new ones would be another look."""
     seeds = list(map(str, family.seeds[claim.id]))
     own = [_restricted(cell, seeds, family.frozen) for cell in cells]
+    if before := _replaced_runs(claim, replaced, family):
+        words = f"the sweep was changed when the family had runs ({len(before)}): new seeds need a claim of their own"
+        return [replace(cell, runs=()) for cell in own], words
     filled = [cell for cell in own if cell.runs]
     arms = _arms(claim)
     trained = [[cell for cell in filled if matches(cell, arm)] for arm in arms]
@@ -156,8 +160,7 @@ def due(claim: Claim, cells: Sequence[Cell], family: Family) -> tuple[list[Cell]
     return [_restricted(cell, seeds[:count], family.frozen) for cell in own], words
 
 
-def replaced_runs(claim: Claim, replaced: Iterable[Cell], family: Family) -> list[Run]:
-    """Runs of a family, of cells whose settings the sweep has changed since: a test of the new ones would be another look."""
+def _replaced_runs(claim: Claim, replaced: Iterable[Cell], family: Family) -> list[Run]:
     seeds, arms = list(map(str, family.seeds[claim.id])), _arms(claim)
     cells = [cell for cell in replaced if any(matches(cell, arm) for arm in arms)]
     runs = distinct_runs(_restricted(cell, seeds, family.frozen) for cell in cells)

@@ -24,7 +24,7 @@ from bitcycle.reproduction.analysis.aggregation import Cell, Results, Run, disti
 from bitcycle.reproduction.analysis.claim_functions import COMPUTED as FORMULAS
 from bitcycle.reproduction.analysis.claims import UNTRAINED, Claim, published_effect, rule_of, tested_reference
 from bitcycle.reproduction.analysis.contrast import Pool, described, select
-from bitcycle.reproduction.analysis.frozen import LEAST_POWER, Family, differs, due, family_of, replaced_runs
+from bitcycle.reproduction.analysis.frozen import LEAST_POWER, Family, differs, due, family_of
 from bitcycle.reproduction.analysis.metrics import COSTS
 from bitcycle.reproduction.analysis.predicates import Outcome, evaluate
 
@@ -197,11 +197,8 @@ def _judge_at(
         return None
     planned, earlier = "", ""
     if home is not None:
-        replaced = select([cell for one in at_scale if one is not None for cell in one.replaced], claim.where)
-        if runs_before := replaced_runs(claim, replaced, home):
-            reason = f"The sweep was changed when the family had runs ({len(runs_before)}): new seeds need a claim of their own."
-            return replace(_empty(claim), scale=scale, verdict=NO_TEST, reason=reason), None
-        own, planned = due(claim, every, home)
+        replaced = [cell for one in at_scale if one is not None for cell in one.replaced]
+        own, planned = due(claim, every, home, select(replaced, claim.where))
         if not any(cell.runs for cell in own):
             earlier = claim.amended
             if not earlier:

@@ -37,12 +37,12 @@ class Place:
 
     scale: str
     cell: int  # its number in the sweep
-    hash: str  # of the run, excluding the seed; empty if it cannot be composed yet or the scale omits the cell
+    hash: str  # of the run, excluding the seed; empty if it cannot be composed yet
     seeds: tuple[int, ...]
     proxy: str  # NETWORK, DATASET[, N samples] if these differ from the paper's
     superseded: str  # date when the sweep assigned another run to the cell; empty for the current run
     paper: Mapping[str, str]  # settings of the cell in the paper
-    ours: Mapping[str, str]  # settings at this scale; empty if the scale omits the cell
+    ours: Mapping[str, str]  # settings at this scale
 
 
 def plan_cells(sweep: Sweep, scale: str, compose: Compose) -> list[Place]:
@@ -51,9 +51,9 @@ def plan_cells(sweep: Sweep, scale: str, compose: Compose) -> list[Place]:
     cells: dict[str, tuple[Overrides, Overrides, set[int]]] = {}
     for settings, trained in sweep.combinations(scale):
         published = substitute({key: value for key, value in settings.items() if key != "seed"}, paper)
-        ours = {} if trained is None else {"scale": scale, **trained}
+        ours = {"scale": scale, **trained}
         own = ours.pop("seed", None)
-        planned = range(sweep.trials.get(scale, 1) if ours else 0) if own is None else [int(own)]
+        planned = range(sweep.trials.get(scale, 1)) if own is None else [int(own)]
         cells.setdefault(json.dumps(published, sort_keys=True), (published, ours, set()))[-1].update(planned)
     return [_place(number, scale, *cell, compose) for number, cell in enumerate(cells.values(), start=1)]
 
@@ -61,7 +61,7 @@ def plan_cells(sweep: Sweep, scale: str, compose: Compose) -> list[Place]:
 def _place(
     number: int, scale: str, published: Overrides, ours: Overrides, seeds: Collection[int], compose: Compose
 ) -> Place:
-    there, here = compose({"scale": "paper", **published}), compose(ours) if ours else "omitted at this scale"
+    there, here = compose({"scale": "paper", **published}), compose(ours)
     if not isinstance(there, str):
         published = {**{group: getattr(there, group).name for group in NAMED}, **published}
     name, proxy = "", ""
@@ -84,7 +84,7 @@ def record(
     path = folder / f"{name}.csv"
     old = read_manifest(path)
     current = [place for place in old if place.scale == scale and not place.superseded]
-    known = {frozenset(place.ours.items()): place.hash for place in current if place.ours}
+    known = {frozenset(place.ours.items()): place.hash for place in current}
     planned = [
         replace(place, hash=place.hash or known.get(frozenset(place.ours.items()), ""))
         for place in plan_cells(sweep, scale, compose)

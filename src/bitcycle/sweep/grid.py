@@ -68,8 +68,8 @@ def substitute(run: Overrides, replacements: Mapping[str, Any]) -> Overrides:
     """Replace values of a run, as for a smaller scale.
 
     A mapping replaces the listed values of a setting ({"model": {"resnet152": "resnet20"}}); any other value is set in
-    every run. A mapping with `by` chooses the value by another setting of the run, and `else` is for its other values. A seed of
-    null removes the run's seed.
+    every run. A mapping with `by` chooses the value by another setting of the run, and `else` is for its other values,
+    which keep theirs without it. A seed of null removes the run's seed.
 
     >>> substitute({"model": "resnet152", "seed": "1"}, {"model": {"resnet152": "resnet20"}, "dataset.test_samples": 500})
     {'model': 'resnet20', 'seed': '1', 'dataset.test_samples': '500'}
@@ -77,6 +77,8 @@ def substitute(run: Overrides, replacements: Mapping[str, Any]) -> Overrides:
     {'schedule.cycles': '4'}
     >>> substitute({"training.epochs": "80"}, {"training.steps": {"by": "training.epochs", 80: 3200, "else": 2000}})
     {'training.epochs': '80', 'training.steps': '3200'}
+    >>> substitute({"model": "gru", "training.steps": "9"}, {"training.steps": {"by": "model", "lstm": 5}})
+    {'model': 'gru', 'training.steps': '9'}
     >>> substitute({"model": "resnet8", "seed": "3"}, {"seed": None})
     {'model': 'resnet8'}
     """
@@ -87,7 +89,9 @@ def substitute(run: Overrides, replacements: Mapping[str, Any]) -> Overrides:
             continue
         by_text = {as_text(old): new for old, new in replacement.items()}  # YAML reads 32: 4 as numbers
         if "by" in by_text:
-            found[key] = as_text(by_text.get(run.get(by_text["by"], ""), by_text["else"]))
+            chosen = run.get(by_text["by"], "")
+            if chosen in by_text or "else" in by_text:
+                found[key] = as_text(by_text[chosen if chosen in by_text else "else"])
         elif key in found:
             found[key] = as_text(by_text.get(found[key], found[key]))
     if found.get("seed") == "null":

@@ -21,7 +21,7 @@ from bitcycle.configuration import SCALES, RunConfig
 from bitcycle.files import RUNS, digest_of, resource_root
 from bitcycle.settings import SettingError, nearest
 from bitcycle.sweep.composition import composing
-from bitcycle.sweep.grid import Overrides, as_text, command_line, distinct_settings, expand, substitute
+from bitcycle.sweep.grid import Overrides, command_line, distinct_settings, expand, substitute
 from bitcycle.training.naming import run_path
 from bitcycle.training.run_folder import RunFolder
 
@@ -55,11 +55,9 @@ class Sweep:
                 if scale not in SCALES:
                     raise SettingError(name, scale, "is not one of the scales", nearest(str(scale), SCALES))
 
-    def combinations(
-        self, scale: str, fixed: Mapping[str, str] | None = None
-    ) -> Iterator[tuple[Overrides, Overrides | None]]:
-        """Each combination of the grids at paper scale, paired with its settings at `scale`, or None if it is omitted; `fixed`,
-        settings of the command line, override those of the sweep. Raises SettingError for an unknown scale."""
+    def combinations(self, scale: str, fixed: Mapping[str, str] | None = None) -> Iterator[tuple[Overrides, Overrides]]:
+        """Each combination of the grids at paper scale, paired with its settings at `scale`; `fixed`, settings of the command
+        line, override those of the sweep. Raises SettingError for an unknown scale."""
         if scale not in SCALES:
             raise SettingError("scale", scale, "is not one of the scales", nearest(scale, SCALES))
         fixed = dict(fixed or {})
@@ -69,14 +67,12 @@ class Sweep:
                 for key, value in self.replacements(scale, run.get("dataset", "")).items()
                 if key not in fixed
             }
-            left_out = replacements.pop("leave_out", {}).items()
-            is_left_out = any(run.get(key) == as_text(value) for key, value in left_out)
-            yield run, None if is_left_out else substitute(run, replacements)
+            yield run, substitute(run, replacements)
 
     def expand(self, scale: str = "paper", fixed: Mapping[str, str] | None = None) -> list[Overrides]:
         """Every run at a scale; all runs with the first seed precede those with the second. See `combinations`. Weights of a
         run below results/runs that is not there are looked for below another `results_root`, if `fixed` names one."""
-        cells = distinct_settings(run for _, run in self.combinations(scale, fixed) if run is not None)
+        cells = distinct_settings(run for _, run in self.combinations(scale, fixed))
         seeds = range(self.trials.get(scale, 1))  # a seed in a grid or on the command line overrides these
         every = ({**cell, "seed": cell.get("seed", str(seed))} for seed in seeds for cell in cells)
         root = (fixed or {}).get("results_root")

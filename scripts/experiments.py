@@ -112,6 +112,23 @@ EXPERIMENTS: dict[str, tuple[Sequence[str], Settings, dict[str, Settings]]] = {
         },
     ),
     **{
+        f"deficits, {total} epochs": (
+            ("ResNet-8", "accuracy", "difference to static 8 bits of equal length"),
+            {
+                "dataset": {"name": "cifar10_16", "train_samples": 10_000, "draw": "by_seed"},
+                "model": {"name": "resnet8"},
+                "training": {"epochs": total},
+                **SBM,
+            },
+            {
+                f"static 8 bits, {total} epochs": _schedule("static", q_max=8),
+                f"4 bits for {deficit} epochs, then 8 bits for 36": _schedule("deficit", q_min=4, end=deficit),
+                "static 8 bits, 36 epochs": {**_schedule("static", q_max=8), "training": {"epochs": 36}},
+            },
+        )
+        for deficit, total in ((10, 46), (40, 76))
+    },
+    **{
         f"Transformer {steps:,}": (
             ("Transformer", "perplexity", "difference to static 8 bits"),
             WORDS | SBM | {"model": {"name": "transformer"}, "training": {"steps": steps}},

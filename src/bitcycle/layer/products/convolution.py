@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from torch._prims_common import suggest_memory_format
 
 from bitcycle import distributed
-from bitcycle.layer.compilation import has_numbers
+from bitcycle.layer.compilation import has_numbers, refuse_tracing
 from bitcycle.layer.memory_format import operands_of
 from bitcycle.layer.products.block_product import CONVOLUTION, Axes
 from bitcycle.layer.products.quantized import CONVERSIONS, QuantizedLayer
@@ -23,6 +23,13 @@ def _laid_out(y: Tensor, x: Tensor, layer: QuantizedLayer) -> Tensor:
     views; with compute=codes, whose operators read each other's outputs, it remains channels last."""
     contiguous = all(suggest_memory_format(operand) == torch.contiguous_format for operand in (x, layer.weight))
     return y.contiguous() if contiguous and layer.computation is None else y
+
+
+def _is_unbatched(x: Tensor, layer: Any) -> bool:
+    """Whether x is one sample without a batch dimension, as PyTorch's layers accept. Raises SettingError under tracers, whose x
+    has no number of dimensions."""
+    refuse_tracing()
+    return x.dim() == len(layer.kernel_size) + 1
 
 
 class QuantizedConvolution(QuantizedLayer):
@@ -37,7 +44,7 @@ class QuantizedConvolution(QuantizedLayer):
         return convolve(*operands_of(self, x, weight), bias)
 
     def forward(self, x: Tensor) -> Tensor:
-        if x.dim() == len(self.kernel_size) + 1:  # one sample without a batch dimension, as PyTorch's layers accept
+        if _is_unbatched(x, self):
             return self.forward(x.unsqueeze(0)).squeeze(0)
         return _laid_out(self.quantized_product(x, self._conv_forward), x, self)
 
@@ -68,7 +75,7 @@ class QuantizedTransposedConvolution(QuantizedLayer):
 
     def forward(self, x: Tensor, output_size: list[int] | None = None) -> Tensor:
         dimensions = len(self.kernel_size)
-        if x.dim() == dimensions + 1:
+        if _is_unbatched(x, self):
             return self.forward(x.unsqueeze(0), output_size).squeeze(0)
         padding = self._output_padding(
             x, output_size, self.stride, self.padding, self.kernel_size, dimensions, self.dilation

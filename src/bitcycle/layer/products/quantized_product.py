@@ -171,9 +171,8 @@ class QuantizedProduct(Quantized, Noisy):
     def __deepcopy__(self, memo: dict[int, Any]) -> QuantizedProduct:
         replica = self.__new__(type(self))
         memo[id(self)] = replica
-        replica.__setstate__(
-            copy.deepcopy(self.__dict__, memo)
-        )  # which torch's copy of a parametrized layer does not call
+        state = copy.deepcopy(self.__dict__, memo)
+        replica.__setstate__(state)  # which torch's copy of a parametrized layer does not call
         return replica
 
     def restart(self) -> None:

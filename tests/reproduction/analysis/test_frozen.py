@@ -183,7 +183,7 @@ def test_a_run_of_the_same_day_does_not_count_if_it_finished_before_the_freeze(f
 
 
 def test_a_sweep_that_was_changed_after_runs_of_a_family_has_no_test():
-    """The settings of the runs were not frozen: after a look, others could be trained on the same seeds and judged anew."""
+    """Freezing covered the test and the seeds only: after a look, one could change the sweep, train again and test once more."""
     arms = {name: cell(*values, schedule=name) for name, values in (("CR", ONE), ("static", OTHER))}
     home = family(HIGHER)
 

@@ -95,9 +95,9 @@ def test_unequal_lengths_count_where_trainings_have_converged():
     assert "have not converged" in reason(claim, longer, short)
     for run in (*longer.runs, *short.runs):
         run.row["train_samples"] = "1000"
-        run.settings["training"] = {"batch_size": 30}  # the shorter ones have 30 epochs, which is enough
+        run.settings["training"] = {"batch_size": 160}  # the shorter ones have 160 epochs, as the papers
     assert verdict(claim, longer, short).verdict == SUPPORTED
-    short.runs[0].settings["training"] = {"batch_size": 29}
+    short.runs[0].settings["training"] = {"batch_size": 159}
     assert "have not converged" in reason(claim, longer, short)
 
 

@@ -75,6 +75,26 @@ def test_a_changed_test_is_not_decided_and_not_trained(tmp_path, monkeypatch):
     assert (found.verdict, found.decided) == (EXPLORATORY, False) and "another reference" in found.reason
 
 
+def test_a_withdrawn_claim_can_be_frozen_anew(tmp_path):
+    """hlhlp/table1-c1 stayed in the family that had measured the length of training, so that no new seeds could decide it."""
+    amended = replace(HIGHER, amended="24 November 2026: another margin")
+    old = replace(family(replace(amended, reference=-1.0)), name="old", withdrawn=["x/y-c1"])
+    new = replace(family(amended), name="new")
+    for families in ([old, new], [new, old]):
+        check_frozen([amended], families)
+        (found,) = judge([amended], {"x/y": Results("mini", PAIR)}, Pool([]), families)
+        assert (found.verdict, found.family) == (SUPPORTED, "new")
+    folder = tmp_path / "families"
+    folder.mkdir()
+    entry = "frozen: '2026-11-24'\nlooks: 2\nclaims:\n  x/y-c1: {test: a, seeds: 4"
+    (folder / "new.yaml").write_text(entry + "}\n")
+    (folder / "old.yaml").write_text(entry + ", withdrawn: 'it measured something else'}\n")
+    assert [one.name for one in read_families(tmp_path)] == ["new", "old"]
+    (folder / "old.yaml").write_text(entry + "}\n")
+    with pytest.raises(SettingError, match="is frozen in the families new and old"):
+        read_families(tmp_path)
+
+
 def test_new_seeds_in_a_family_of_its_own_decide_an_amended_claim():
     amended = replace(HIGHER, amended="24 November 2026: another margin")
     (found,) = judge([amended], {"x/y": Results("mini", PAIR)}, Pool([]), [])

@@ -4,9 +4,9 @@ A family is a file results/published/families/NAME.yaml: when it was frozen, the
 fingerprint of its test, its seeds, and the power at the published effect. Training for a family and judging it both refuse a
 claim whose test has another fingerprint. After a result, a test can only be changed as an amendment (`amended` in the claim's
 entry): the claim is then exploratory, and decided by new seeds alone, in a family of their own. A frozen test that turns out
-to be wrong is `withdrawn` in its family, and decides nothing any more. A family counts only runs of its seeds that finished since
-it was frozen, and is tested at half of them and at the end, however many are trained in between. If the
-sweep is given other settings after its first runs, it has no test.
+to be wrong is `withdrawn` in its family, and decides nothing any more; its claim can be amended and frozen anew. A family counts
+only runs of its seeds that finished since it was frozen, and is tested at half of them and at the end, however many are trained
+in between. If the sweep is given other settings after its first runs, it has no test.
 """
 
 import hashlib
@@ -86,11 +86,11 @@ def fingerprint(claim: Claim) -> str:
 
 
 def read_families(published: Path = PUBLISHED) -> list[Family]:
-    """The frozen families, by name. Raises SettingError if a claim is in two of them."""
+    """The frozen families, by name. Raises SettingError if a claim is in two of them and withdrawn in neither."""
     families = [_read(path) for path in sorted((published / "families").glob("*.yaml"))]
     homes: dict[str, str] = {}
     for family in families:
-        for claim in family.tests:
+        for claim in sorted(set(family.tests) - set(family.withdrawn)):
             if claim in homes:
                 problem = f"is frozen in the families {homes[claim]} and {family.name}"
                 raise SettingError(
@@ -113,8 +113,9 @@ def _read(path: Path) -> Family:
 
 
 def family_of(claim: Claim, families: Iterable[Family]) -> Family | None:
-    """The family that a claim is frozen in."""
-    return next((family for family in families if claim.id in family.tests), None)
+    """The family that a claim is frozen in; one that it is withdrawn in only if there is no other."""
+    homes = [family for family in families if claim.id in family.tests]
+    return min(homes, key=lambda family: claim.id in family.withdrawn, default=None)
 
 
 def differs(claim: Claim, family: Family) -> bool:

@@ -171,18 +171,11 @@ def _first_cost(run: Run, target: float) -> float | None:
     return next((cost for cost, value in zip(found["gbitops"], found["value"]) if value >= target), None)
 
 
-def best_split(ours: Sequence[Cell], theirs: Sequence[Cell], seed: str) -> float | None:
-    """The full-precision fraction of the run with the best final metric."""
-    found = [(run.number("final") or 0.0, labels.split_of(cell)) for cell, run in runs_of(ours, seed)]
-    return max(found)[1] if len(found) > 1 else None
-
-
 PER_SEED: dict[str, Callable[[Sequence[Cell], Sequence[Cell], str], Optional[float]]] = {
     "speedup_iterations": partial(log_speedup, iterations),
     "speedup_training_seconds": partial(log_speedup, training_seconds),
     "speedup_excess": speedup_excess,
     "cost_to_reach": cost_to_reach,
-    "best_split": best_split,
     "mean_gain": mean_gain,
     "slope_of_gain": slope_of_gain,
 }

@@ -233,7 +233,7 @@ def test_budgets_count_the_split_without_full_precision():
 
 
 def test_a_preference_for_full_precision_is_that_between_equal_splits_of_each_budget():
-    """The best split rises with the budget by chance alone, as larger budgets have more splits: 0 and 1/2, then 0, 1/3 and 2/3."""
+    """The best split rises with the budget by chance alone, as larger budgets have more splits."""
     thirds = (0.333333, 0.666667)
     short = {192: (30, 33), 384: (40, 42), 576: (50, 49), 768: (55, 53)}
     mirrored = {steps: values[::-1] for steps, values in short.items()}

@@ -233,6 +233,13 @@ def test_what_is_in_the_queue_is_not_submitted_again(slurm, tmp_path, impatient)
     assert len(calls(slurm, "sbatch")) == 3
 
 
+def test_a_run_that_is_asked_for_twice_is_one_job(slurm, tmp_path, impatient):
+    """A sweeper that optimizes repeats itself; of two jobs of a run, one finds the other's lock and fails."""
+    runs = [["seed=0"], ["seed=1"], ["seed=0"]]
+    assert launcher(tmp_path).launch_into(runs, [tmp_path / run[0] for run in runs]) == [75] * 3
+    assert "#SBATCH --array=0-1%" in (slurm / "sbatch.script.1").read_text()
+
+
 def test_a_run_on_several_gpus_is_as_many_tasks(slurm, tmp_path, impatient):
     launcher(tmp_path, gpus_per_node=4, nodes=2).launch_into([["seed=0"]], [tmp_path / "seed=0"])
     script = (slurm / "sbatch.script.1").read_text()
@@ -259,6 +266,41 @@ def test_what_is_wrong_is_said(slurm, tmp_path):
     with pytest.raises(RunError, match="Invalid partition name"):
         launcher(tmp_path).launch_into([["seed=0"]], [tmp_path / "seed=0"])
     assert not list(tmp_path.glob(".slurm/*"))
+
+
+@pytest.mark.parametrize(
+    ("parameter", "value", "words"),
+    [
+        ("array_size", -1, "is not a number. Remedy: use 1 or more, or null"),  # no job was submitted, in silence
+        ("array_parallelism", None, "is not a number. Remedy: use 1 or more"),
+        ("poll_seconds", "often", "is not a number"),  # noticed after the submission
+        ("gpus_per_node", "a100:2", "is not a number"),
+        ("setup", "module load cuda", r"is not a list. Remedy: write hydra.launcher.setup=\['module load cuda'\]"),
+        ("timeout_min", 2, r"leaves no time to train.* 120 s .*lower hydra.launcher.signal_delay_s"),
+    ],
+)
+def test_parameters_that_cannot_be_meant_are_refused(parameter, value, words, slurm, tmp_path, impatient):
+    with pytest.raises(SettingError, match=f"hydra.launcher.{parameter}.*{words}"):
+        launcher(tmp_path, **{parameter: value}).launch_into([["seed=0"]], [tmp_path / "seed=0"])
+    assert calls(slurm, "sbatch") == []
+
+
+def test_other_options_of_sbatch_can_be_typed(slurm, command):
+    words = (
+        *("-m", "hydra/launcher=slurm", "hydra.launcher.additional_parameters={constraint:a100,mail-type:END}"),
+        *("hydra.launcher.gpus_per_node=null", "dataset=digits", "model=resnet8", "scale=smoke"),
+    )
+    fake(slurm, "sbatch", 'cp "$1" "$0.script"; echo "no partition" >&2; exit 1')
+    code, _, err = command(*words)
+    assert code == 1 and "no partition" in err
+    script = (slurm / "sbatch.script").read_text()
+    assert "#SBATCH --constraint=a100\n" in script and "#SBATCH --mail-type=END\n" in script
+
+
+def test_a_folder_that_cannot_be_written_is_named(slurm, tmp_path):
+    (tmp_path / "file").touch()
+    with pytest.raises(RunError, match=r"cannot write to .*file.*Set results_root to a writable folder"):
+        launcher(tmp_path / "file").launch_into([["seed=0"]], [tmp_path / "seed=0"])
 
 
 def test_a_machine_without_slurm(tmp_path, monkeypatch):

@@ -132,12 +132,16 @@ class SubmittedJob(NamedTuple):
 def new_array(root: Path, runs: Sequence[Path], prefix: str) -> list[SubmittedJob]:
     """Record a job array of these run folders on disk, below the folder of all runs; PREFIX-NUMBER names its jobs.
 
-    This comes before its submission, so that it is known even if this process is killed in between.
+    This comes before its submission, so that it is known even if this process is killed in between. Raises RunError if the folder
+    cannot be written.
     """
     folder = root.absolute() / ".slurm" / f"{prefix}-{uuid.uuid4().hex[:8]}"
     jobs = [SubmittedJob(folder, index, run.absolute()) for index, run in enumerate(runs)]
-    folder.mkdir(parents=True)
-    write_json(folder / "array.json", {"runs": [os.fspath(job.run) for job in jobs]})
+    try:
+        folder.mkdir(parents=True)
+        write_json(folder / "array.json", {"runs": [os.fspath(job.run) for job in jobs]})
+    except OSError as error:
+        raise RunError(f"cannot write to {folder}: {error}. Set results_root to a writable folder.") from error
     return jobs
 
 

@@ -9,7 +9,7 @@ import logging
 import os
 import shutil
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -34,6 +34,9 @@ OWN = (
     "additional_parameters",
 )
 """Parameters that are not passed to submitit unchanged."""
+NUMBERS = ("array_parallelism", "poll_seconds", "signal_delay_s", "max_num_timeout")
+OPTIONAL_NUMBERS = ("array_size", "nodes", "gpus_per_node", "tasks_per_node", "cpus_per_task")
+"""Those that may be null."""
 
 
 class SlurmLauncher(Launcher):
@@ -76,15 +79,17 @@ class SlurmLauncher(Launcher):
         return jobs
 
     def launch_into(self, job_overrides: Sequence[Sequence[str]], folders: Sequence[Path]) -> list[int]:
-        """Submit the runs that are not in the queue, wait for all, and return their exit codes. Raises RunError if SLURM does not
-        answer or rejects all jobs."""
+        """Submit the runs that are not in the queue, each once, wait for all, and return their exit codes. Raises RunError if
+        SLURM does not answer or rejects all jobs, and SettingError for a parameter that cannot be meant."""
+        check(self.own | self.parameters)
         places = [folder.absolute() for folder in folders]
         with record_signals() as signals:
             jobs = jobs_in_queue(Path(self.config.results_root), places)
             if jobs:
                 logger.info("%d runs are in SLURM already: waiting for them", len(jobs))
-            if absent := [run for run in zip(job_overrides, places, strict=True) if run[1] not in jobs]:
-                jobs |= self._submit(absent, signals)
+            # a sweeper that optimizes may ask for the same run twice
+            if absent := {run[1]: run for run in zip(job_overrides, places, strict=True) if run[1] not in jobs}:
+                jobs |= self._submit(list(absent.values()), signals)
             numbered = {number: jobs[place] for number, place in enumerate(places) if place in jobs}
             return wait_for_jobs(Waiter(numbered, self.own["poll_seconds"]), signals, job_overrides)
 
@@ -144,7 +149,7 @@ class SlurmLauncher(Launcher):
             "slurm_additional_parameters": {
                 ("requeue" if own["requeue"] else "no-requeue"): True,
                 "signal": f"{WARNING.name.removeprefix('SIG')}@{own['signal_delay_s']}",
-                **own["additional_parameters"],
+                **(own["additional_parameters"] or {}),
             },
         }
         try:
@@ -153,6 +158,23 @@ class SlurmLauncher(Launcher):
             problem, remedy = str(error).partition("\n")[0], "conf/hydra/launcher/slurm.yaml documents the usual ones"
             raise SettingError("hydra.launcher", ", ".join(self.parameters), problem, remedy) from error
         return executor
+
+
+def check(parameters: Mapping[str, Any]) -> None:
+    """Raise SettingError for parameters with which no job could be submitted or none could train."""
+    for name in (*NUMBERS, *OPTIONAL_NUMBERS):
+        number = parameters.get(name)
+        if not ((isinstance(number, (int, float)) and number >= 0) or (number is None and name in OPTIONAL_NUMBERS)):
+            remedy = "use 1 or more" + (", or null" if name in OPTIONAL_NUMBERS else "")
+            raise SettingError(f"hydra.launcher.{name}", number, "is not a number", remedy)
+    setup, minutes, warning = parameters.get("setup"), parameters.get("timeout_min"), parameters["signal_delay_s"]
+    if isinstance(setup, str):
+        raise SettingError("hydra.launcher.setup", setup, "is not a list", f"write hydra.launcher.setup=['{setup}']")
+    if isinstance(minutes, (int, float)) and 60 * minutes <= warning:
+        problem = f"leaves no time to train: each run is told to stop {warning} s before its limit (signal_delay_s)"
+        raise SettingError(
+            "hydra.launcher.timeout_min", minutes, problem, "raise it, or lower hydra.launcher.signal_delay_s"
+        )
 
 
 @contextmanager

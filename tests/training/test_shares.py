@@ -97,6 +97,16 @@ def test_processes_are_found_where_somebody_started_several():
         process_variables(
             {"WORLD_SIZE": "2", "RANK": "0", "LOCAL_RANK": "0", "LOCAL_WORLD_SIZE": "2", "MASTER_PORT": "1"}
         )
+    srun = {
+        "SLURM_STEP_NUM_TASKS": "2",
+        "SLURM_PROCID": "0",
+        "SLURM_LOCALID": "0",
+        "SLURM_NODEID": "0",
+        "SLURM_JOB_ID": "7",
+    }
+    srun |= {"SLURM_STEP_NODELIST": "a", "SLURM_STEP_TASKS_PER_NODE": "2"}
+    ports = {process_variables({**srun, "SLURM_STEP_ID": step})["MASTER_PORT"] for step in ("0", "1")}
+    assert len(ports) == 2  # two runs of one job side by side
     assert [own_gpu(rank, gpus) for rank, gpus in ((3, 4), (3, 1), (0, 2))] == [3, 0, 0]
     with pytest.raises(RunError, match="start at most 2 processes"):
         own_gpu(2, 2)

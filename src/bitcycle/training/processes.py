@@ -39,7 +39,9 @@ _SYNC_BUFFERS = "forward_sync_buffers"
 if _SYNC_BUFFERS not in inspect.signature(DistributedDataParallel.__init__).parameters:  # before torch 2.13
     _SYNC_BUFFERS = "broadcast_buffers"
 FIRST_PORT, PORTS = 20_000, 12_000
-"""Range of ports for the tasks of a SLURM job; the port is derived from the job id."""
+"""Range of ports for the tasks of a SLURM job."""
+STEP_PORTS = 1009
+"""Ports between two steps of a job, which may run on the same machine at the same time, as do jobs with similar ids."""
 
 
 def process_variables(environment: Mapping[str, str]) -> dict[str, str]:
@@ -66,7 +68,8 @@ def process_variables(environment: Mapping[str, str]) -> dict[str, str]:
     if int(environment.get("SLURM_STEP_NUM_TASKS") or 1) == 1 or "WORLD_SIZE" in environment:
         return {}
     on_nodes = tasks_on_nodes(environment["SLURM_STEP_TASKS_PER_NODE"])
-    port = FIRST_PORT + int(environment["SLURM_JOB_ID"]) % PORTS
+    job, step = int(environment["SLURM_JOB_ID"]), int(environment.get("SLURM_STEP_ID") or 0)
+    port = FIRST_PORT + (job + STEP_PORTS * step) % PORTS
     return {
         "RANK": environment["SLURM_PROCID"],
         "WORLD_SIZE": environment["SLURM_STEP_NUM_TASKS"],

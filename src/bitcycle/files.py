@@ -18,6 +18,8 @@ RUNS = Path("results/runs")
 """Default folder of the run folders."""
 LOCK_SECONDS = 0.1
 """Interval between attempts to lock a file."""
+LOOK_SECONDS = 1.0
+"""Time for which a lock may be held by processes that only look whether there is one."""
 
 
 def write_atomically(path: Path, write: Any) -> None:
@@ -147,12 +149,24 @@ else:
     import fcntl
 
     def try_lock(stream: IO[Any], shared: bool = False) -> bool:
-        """Lock a file until it is closed; False if another process holds it, unless both locks are shared."""
+        """Lock a file until it is closed; False if another process holds it, unless both locks are shared. Raises RunError if its
+        disk has no locks."""
         try:
             fcntl.flock(stream, (fcntl.LOCK_SH if shared else fcntl.LOCK_EX) | fcntl.LOCK_NB)
         except BlockingIOError:
             return False
+        except OSError as error:
+            remedy = "use a disk with file locks; Lustre has them with the mount option flock"
+            raise RunError(f"cannot lock {stream.name}: {error.strerror}. Remedy: {remedy}") from error
         return True
+
+
+def lock_against_looks(stream: IO[Any]) -> bool:
+    """Lock a file as `try_lock` does, and try again while another process may only be looking whether it is locked."""
+    until = time.monotonic() + LOOK_SECONDS
+    while not (is_locked := try_lock(stream)) and time.monotonic() < until:
+        time.sleep(LOCK_SECONDS)
+    return is_locked
 
 
 @contextmanager

@@ -21,6 +21,7 @@ from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 
+from bitcycle.errors import RunError
 from bitcycle.files import try_lock
 
 THREADS = "OMP_NUM_THREADS"
@@ -80,7 +81,7 @@ def announced() -> Iterator[None]:
     """Let runs that start meanwhile on this machine count this process (`runs_beside`); a killed process is not counted."""
     file = _announcements() / str(os.getpid())
     with ExitStack() as stack:
-        with suppress(OSError):  # not to be counted only costs time
+        with suppress(OSError, RunError):  # not to be counted only costs time
             file.parent.mkdir(exist_ok=True)
             try_lock(stack.enter_context(open(file, "w")))
             stack.callback(file.unlink, missing_ok=True)
@@ -96,7 +97,7 @@ def runs_beside() -> int:
     for file in _announcements().glob("[0-9]*"):
         if file.name == str(os.getpid()):
             continue
-        with suppress(OSError), open(file) as stream:  # it may end meanwhile
+        with suppress(OSError, RunError), open(file) as stream:  # it may end meanwhile
             if try_lock(stream, shared=True):  # it was killed
                 file.unlink()
             elif os.getpriority(os.PRIO_PROCESS, int(file.name)) <= niceness:

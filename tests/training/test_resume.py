@@ -6,13 +6,15 @@ import errno
 import os
 import random
 import signal
+import threading
 import time
+from unittest.mock import Mock
 
 import pytest
 import torch
 
 from bitcycle.errors import RunError
-from bitcycle.files import read_json, read_records
+from bitcycle.files import read_json, read_records, try_lock
 from bitcycle.quantizer import compiler_works
 from bitcycle.task.classification import Classification
 from bitcycle.training.checkpoint import CheckpointFolder
@@ -177,6 +179,28 @@ def test_two_processes_do_not_train_the_same_run(digits, tmp_path):
         done = run_train("dataset=digits", "model=resnet8", "scale=smoke", f"results_root={tmp_path}/runs")
     assert done.returncode == 1
     assert "another process is training this run" in done.stderr
+
+
+def test_a_look_at_a_run_does_not_keep_it_from_starting(tmp_path):
+    """`status` of many runs on a network disk looks at one or another of them all the time."""
+    folder = RunFolder(tmp_path)
+    with folder.lock():
+        pass
+    with open(tmp_path / ".lock") as looking:
+        assert try_lock(looking, shared=True)
+        threading.Timer(0.2, looking.close).start()
+        with folder.lock():
+            assert folder.is_in_use()
+
+
+def test_a_disk_without_locks_is_named(tmp_path, monkeypatch):
+    """As Lustre without its mount option flock."""
+    monkeypatch.setattr("fcntl.flock", Mock(side_effect=OSError(errno.ENOSYS, "Function not implemented")))
+    with (
+        pytest.raises(RunError, match=r"cannot lock .*\.lock: Function not implemented.*mount option flock"),
+        RunFolder(tmp_path).lock(),
+    ):
+        pass
 
 
 def test_a_damaged_checkpoint_falls_back_to_the_previous_one(digits, finished_digits, monkeypatch):

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from bitcycle.errors import RunError
-from bitcycle.files import read_object, try_lock, write_json
+from bitcycle.files import lock_against_looks, read_object, try_lock, write_json
 from bitcycle.training.checkpoint import CheckpointFolder
 
 
@@ -101,7 +101,7 @@ class RunFolder:
         except OSError as error:
             raise RunError(f"cannot write to {self.path}: {error}. Set results_root to a writable folder.") from error
         with lock as stream:
-            if not try_lock(stream):
+            if not lock_against_looks(stream):
                 status = self.read_status()
                 known = f"pid {status['pid']} on {status['host']}" if status.keys() >= {"pid", "host"} else "just begun"
                 raise RunError(f"another process is training this run ({known}): {self.path}. Wait for it.")

@@ -19,7 +19,10 @@ T = TypeVar("T")
 def cache_folder() -> Path:
     """`$XDG_CACHE_HOME/bitcycle`, or `~/.cache/bitcycle`; created if missing, safe to delete at any time. Raises OSError if
     it cannot be created."""
-    cache = os.environ.get("XDG_CACHE_HOME") or Path("~/.cache").expanduser()
+    try:
+        cache = os.environ.get("XDG_CACHE_HOME") or Path("~/.cache").expanduser()
+    except RuntimeError as error:  # a container whose user has no home folder
+        raise FileNotFoundError(f"{error} Remedy: set XDG_CACHE_HOME.") from error
     folder = Path(cache) / "bitcycle"
     folder.mkdir(parents=True, exist_ok=True)
     return folder

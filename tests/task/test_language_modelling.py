@@ -8,6 +8,7 @@ import pytest
 import torch
 from torch import nn
 
+from bitcycle import distributed
 from bitcycle.dataset.text import TEXT_SIZES
 from bitcycle.files import read_records
 from bitcycle.settings import SettingError
@@ -87,6 +88,21 @@ def test_perplexity_is_that_of_all_tokens(text, kind):
     values = task.evaluate(model)
     assert values["test_perplexity"] == pytest.approx(float(metric.compute()), rel=1e-5)
     assert values["test_perplexity"] == pytest.approx(math.exp(values["test_loss"]))
+
+
+def test_a_process_without_evaluated_blocks_joins_the_sum_of_the_others(text, monkeypatch):
+    """A text of fewer blocks than processes: all of them must give sums of the same shape."""
+    planned = text("task=language_modelling_blocks")
+    task, joined = task_of(planned), []
+
+    def all_sum(x):
+        joined.append(x)
+        return x + torch.tensor([2.0, 1.0])
+
+    monkeypatch.setattr(distributed, "local_shard", lambda x, dim: x.narrow(dim, 0, 0))
+    monkeypatch.setattr(distributed, "all_sum", all_sum)
+    assert task.evaluate(planned.build_model().eval())["test_loss"] == 2
+    assert [sums.shape for sums in joined] == [(2,)]
 
 
 @pytest.mark.parametrize("kind", ["language_modelling", "language_modelling_blocks"])

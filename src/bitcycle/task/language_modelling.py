@@ -159,15 +159,15 @@ class LanguageModelling(Task):
     def measure(self, model: nn.Module, split: str) -> dict[str, float]:
         """`test_perplexity`, `test_loss`, the mean cross-entropy in nats, and that of bytes in bits, `test_bits_per_byte`."""
         state: tuple[Tensor, ...] | None = None
-        sums = torch.zeros(())  # of losses, and their number
+        wide = widest_float(self.device)
+        sums = torch.zeros(2, dtype=wide, device=self.device)  # of losses, and their number
         for batch in self.splits[split].of_epoch():
             mine = batch.share()
             if not mine.targets.numel():
                 continue
-            wide = widest_float(mine.targets.device)
             with distributed.sharded(batch.streams):
                 losses, _, state = _losses(model, mine, state if batch.continues else None)
-            sums = sums + torch.stack([losses.sum(dtype=wide), scalar(losses.numel(), wide, losses.device)])
+            sums += torch.stack([losses.sum(dtype=wide), scalar(losses.numel(), wide, losses.device)])
         total, count = distributed.all_sum(sums).tolist()
         mean = total / count
         found = {f"{split}_perplexity": math.exp(min(mean, 700.0)), f"{split}_loss": mean}

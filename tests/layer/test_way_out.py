@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 
+import numpy as np
 import pytest
 import torch
 from torch import nn
@@ -129,6 +130,14 @@ def test_weights_are_finalized_at_other_bits_than_they_were_trained_at(tmp_path)
     bitcycle.load_finalized(other, tmp_path / "model.safetensors")
     model[3].precision.set(Precision(3, 3, 32))
     torch.testing.assert_close(other(x), model(x), rtol=0, atol=0)
+
+
+@pytest.mark.parametrize("bits", [np.int64(3), (3, 3, 32)])
+def test_bits_may_be_any_whole_numbers(bits):
+    model, _ = network("sbm", Precision(8, 8, 32))
+    expected, tensors = bitcycle.finalize(model, 3), bitcycle.finalize(model, bits)
+    assert tensors["3:bits"] == 3
+    assert all(torch.equal(tensors[name], expected[name]) for name in expected)
 
 
 def test_layers_have_the_bits_of_the_schedule_unless_fixed():

@@ -10,6 +10,7 @@ metadata, so that `load_finalized` only needs a model that was converted in the 
 import copy
 import json
 from collections import defaultdict
+from numbers import Integral
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +22,7 @@ from torch import Tensor, nn
 from bitcycle.layer.products.quantized import QuantizedLayer
 from bitcycle.layer.state import PrecisionState
 from bitcycle.layer.twin import modules_of
-from bitcycle.precision import FLOAT, Precision
+from bitcycle.precision import FLOAT, Precision, read_precision
 from bitcycle.quantizer import TensorQuantizer, encode_bits
 from bitcycle.quantizer.codes import MOST_BITS, WeightCodes
 from bitcycle.settings import SettingError
@@ -45,7 +46,7 @@ def finalize(
 
     Args:
         model: converted by `quantize_model`.
-        bits: of weights and activations; None: the current ones.
+        bits: of weights and activations, or a precision; None: the current ones.
         path: safetensors file to write.
 
     Raises:
@@ -56,8 +57,8 @@ def finalize(
     if not layers:
         raise SettingError("model", type(model).__name__, "has no quantized layer", "convert it with quantize_model")
     states = modules_of(model, PrecisionState)
-    precision = min(states, key=lambda state: state.fixed).precision if bits is None else bits
-    precision = Precision(precision, precision, FLOAT) if isinstance(precision, int) else precision
+    given = min(states, key=lambda state: state.fixed).precision if bits is None else bits
+    precision = read_precision((given, given, FLOAT) if isinstance(given, Integral) else given)
     tensors: dict[str, Tensor] = {}
     taken = set()
     with torch.no_grad():

@@ -1,13 +1,13 @@
 """mx: the OCP Microscaling formats, blocks of 32 elements of 4, 6 or 8 bits that share a power-of-two scale.
 
-    X = 2^(max(floor(log2 max |x|), ...) - h)          of the block, h the exponent of the element's largest value
-    Q(x) = X round(x / X)                               round to the element, saturated (see format.py)
+    X = 2^max(floor(log2 max |x|) - h, -127)     of the block, h the exponent of the element's largest value
+    Q(x) = X round(x / X)                        round to the element, saturated (see format.py)
 
     weight, activation    rounded to nearest, halves to even, straight-through
     gradient              rounded stochastically unless `stochastic` is false
 
-The exponent of X is at least -127; a block with an infinity or a NaN becomes NaN, as in E8M0; a block of zeros stays zero. Values
-between the element's largest value and twice the power of two of its binade saturate, also in gradients.
+A block with an infinity or a NaN becomes NaN, as in E8M0; a block of zeros stays zero. Values between the element's largest
+value and twice the power of two of its binade saturate, also in gradients.
 
 >>> import torch
 >>> from bitcycle.quantizer import quantize
@@ -15,8 +15,8 @@ between the element's largest value and twice the power of two of its binade sat
 [[0.0, 0.5, -1.0, 4.0]]
 
 The bits of a schedule select the format, with one table for the forward pass and one for gradients: 4 mxfp4_e2m1, 6 mxfp6_e2m3,
-8 mxfp8_e4m3, and mxfp8_e5m2 for gradients; nvfp4 (see quantizer=nvfp4) can take the place of mxfp4_e2m1. Bits
-between two formats take the next wider one (`between`).
+8 mxfp8_e4m3, and mxfp8_e5m2 for gradients; nvfp4 (see quantizer=nvfp4) can take the place of mxfp4_e2m1. Bits between two
+formats take the next wider one (`between`).
 
 quantizer="mxfp4_backward" is the recipe of Tseng et al. 2025, "Training LLMs with MXFP4": options of the backward pass.
 

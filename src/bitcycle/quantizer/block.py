@@ -21,7 +21,7 @@ from bitcycle.precision import FLOAT
 from bitcycle.quantizer.autograd import straight_through
 from bitcycle.quantizer.base import GradientQuantizer, TensorQuantizer
 from bitcycle.quantizer.compile_utils import kernel
-from bitcycle.quantizer.format import FormatOptions, Formatted
+from bitcycle.quantizer.format import FormatOptions, Formatted, next_wider
 from bitcycle.quantizer.hadamard import Rotation
 from bitcycle.randomness import uniform_noise
 from bitcycle.settings import SettingError, setting
@@ -119,7 +119,8 @@ class Blocks(Formatted):
 
     def __init__(self, options: "BlockOptions", role: str, compile: bool) -> None:
         super().__init__(options.formats(role), compile, options.stochastic)
-        chosen = scalings_by_bits(options.scalings(role))
+        by_bits = options.scalings(role)
+        chosen = [by_bits[next_wider(by_bits, bits)] for bits in range(FLOAT + 1)]
         self.scalings, self.headroom = tuple(dict.fromkeys(chosen)), options.headroom
         uses = torch.tensor([[int(scaling == of_bits) for of_bits in chosen] for scaling in self.scalings])
         self.register_buffer("uses", uses, persistent=False)
@@ -171,12 +172,6 @@ class Blocks(Formatted):
         else:
             blocks = kernel(_with_noise, self.compile_kernel)(blocks, element, bits, key, scaling.function, headroom)
         return join(blocks, x, dim, groups)
-
-
-def scalings_by_bits(by_bits: Mapping[int, Scaling]) -> list[Scaling]:
-    """The scaling that each of 0 to 32 bits select: that of their format, or of the next wider one that there is."""
-    widths = sorted(by_bits)
-    return [by_bits[next((width for width in widths if width >= bits), widths[-1])] for bits in range(FLOAT + 1)]
 
 
 class BlockQuantizer(Blocks, TensorQuantizer):
@@ -286,13 +281,9 @@ class BlockOptions(FormatOptions):
         raise NotImplementedError
 
     def storage_bits(self, role: str) -> Mapping[int, Fraction]:
-        scalings = self.scalings(role)
-        offered = sorted(scalings)
-
-        def share(bits: int) -> Fraction:
-            return Fraction(SCALE_BITS, scalings[next(width for width in offered if width >= bits)].block)
-
-        return {bits: self._next(role, bits) + share(bits) for bits in range(offered[0], offered[-1] + 1)}
+        by_bits, of_elements = self.scalings(role), super().storage_bits(role)
+        blocks = {bits: by_bits[next_wider(by_bits, bits)].block for bits in of_elements}
+        return {bits: of_elements[bits] + Fraction(SCALE_BITS, block) for bits, block in blocks.items()}
 
     def check_sharing(self) -> None:
         """Refuse data-parallel training, as blocks of the weight's gradient run along the samples."""

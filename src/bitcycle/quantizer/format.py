@@ -11,7 +11,7 @@ A fixed-point format has a single binade. All of this is exact in float32: scali
 Source: OCP Microscaling Formats (MX) specification 1.0, section 5.3; OCP 8-bit floating point specification 1.0 (E4M3, E5M2).
 """
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from fractions import Fraction
 from typing import ClassVar, NamedTuple
@@ -46,11 +46,19 @@ ELEMENTS = {
 """Elements by name; int4 and int8 are fixed point, 1.2 and 1.6."""
 
 
+def next_wider(widths: Collection[int], bits: int) -> int:
+    """The narrowest width of at least `bits`; the widest one for more bits, which the caller rejects.
+
+    >>> next_wider([4, 6, 8], 5)
+    6
+    """
+    return min((width for width in widths if width >= bits), default=max(widths))
+
+
 def elements_by_bits(formats: Mapping[int, Element]) -> Tensor:
     """[33, 4] float32: mantissa, lowest, highest and largest for each number of bits. Bits without a format use the next wider
-    one; bits above the widest use the widest, and are rejected by the caller."""
-    widths = sorted(formats)
-    chosen = [formats[next((width for width in widths if width >= bits), widths[-1])] for bits in range(FLOAT + 1)]
+    one."""
+    chosen = [formats[next_wider(formats, bits)] for bits in range(FLOAT + 1)]
     return torch.tensor([element[1:] for element in chosen], dtype=torch.float32)
 
 
@@ -135,7 +143,7 @@ class FormatOptions(QuantizerOptions):
         offered = self.bits(role)
         if bits == FLOAT or self.between == "refuse" or not offered[0] < bits < offered[-1]:
             return bits
-        return next(wider for wider in offered if wider >= bits)
+        return next_wider(offered, bits)
 
     def check(self, precisions: Iterable[Precision]) -> None:
         super().check(map(self.available, precisions))

@@ -23,6 +23,7 @@ from importlib import import_module
 from importlib.metadata import entry_points
 from importlib.util import find_spec
 from pathlib import Path
+from types import ModuleType
 from typing import Any, Generic, TypeVar
 
 from bitcycle.files import resource_root
@@ -72,14 +73,19 @@ def add_sources(sources: Iterable[Any]) -> None:
             add_folder(Path(source.path))
 
 
+def import_here(module: str) -> ModuleType:
+    """Import a module, which is also searched in the current folder. Raises ImportError, and ValueError for an empty name."""
+    if (here := str(Path.cwd())) not in sys.path:  # not in sys.path of an installed command
+        sys.path.append(here)
+    return import_module(module)
+
+
 def settings_class(path: str) -> type[Settings]:
     """The dataclass `package.module.Class`; modules are also searched in the current folder. Raises SettingError if there is no
     such class, or it does not derive from `Settings`."""
     module, _, name = path.rpartition(".")
-    if (here := str(Path.cwd())) not in sys.path:  # not in sys.path of an installed command
-        sys.path.append(here)
     try:
-        found: Any = getattr(import_module(module), name)
+        found: Any = getattr(import_here(module), name)
     except (ImportError, ValueError, AttributeError) as error:
         remedy = "name an importable class as package.module.Class, and run the command in the folder of its module"
         raise SettingError(SCHEMA, path, f"cannot be imported: {error}", remedy) from error

@@ -1,9 +1,7 @@
 """Custom networks from the command line: any function that returns one, and the networks of timm."""
 
 import hashlib
-import importlib
 import inspect
-import sys
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -13,6 +11,7 @@ from torch import nn
 
 from bitcycle.model.base import ModelOptions
 from bitcycle.optional_imports import require
+from bitcycle.presets import import_here
 from bitcycle.settings import MISSING, SettingError, nearest, setting
 from bitcycle.shapes import ImageShape
 
@@ -64,10 +63,8 @@ class CustomModel(ModelOptions):
         module, _, name = self.target.partition(":")
         if not name:
             raise SettingError("target", self.target, "names no function", "write package.module:function")
-        if (here := str(Path.cwd())) not in sys.path:  # not in sys.path of an installed command
-            sys.path.append(here)
         try:
-            found: Any = importlib.import_module(module)
+            found = import_here(module)
         except ImportError as error:
             remedy = "run the command in the folder of the module, or install the module"
             raise SettingError("target", self.target, f"cannot be imported: {error}", remedy) from error

@@ -28,6 +28,10 @@ from bitcycle.threads import (
 )
 from tests.slurm_cases import JobInSlurm
 
+LIMITS = {"busy": 2.6, "at_once": 3.5}
+"""Largest times of a step relative to one alone: beside as many busy processes as cores a fair share is 2, of three runs 3."""
+LEAST_SPINNING = 0.95
+"""Smallest time of a step alone with OpenMP's own waiting, relative to one with that of commands: what these may lose."""
 VARIABLES = (THREADS, CHOSEN, POLICY, *WAITING, *SCHEDULERS)
 REPORT = "import json, os; print(json.dumps(dict(os.environ)))"
 
@@ -285,5 +289,5 @@ def test_a_step_beside_others_takes_a_fair_share(monkeypatch):
     assert found["alone"]["ms"] > 0
     if found["others"] > 0.2:
         pytest.skip(f"other programs use {found['others']} cores")
-    assert all(found[name]["ratio"] <= limit for name, limit in contention.LIMITS.items()), found
-    assert found["spinning"]["ratio"] >= contention.LEAST_SPINNING, found
+    assert all(found[name]["ratio"] <= limit for name, limit in LIMITS.items()), found
+    assert found["spinning"]["ratio"] >= LEAST_SPINNING, found

@@ -24,10 +24,6 @@ NETWORKS = ("resnet8", "resnet20")
 AT_ONCE = 3
 ROUNDS = 7
 SECONDS = 1.5
-LIMITS = {"busy": 2.6, "at_once": 3.5}
-"""Largest times of a step relative to one alone: beside as many busy processes as cores a fair share is 2, of three runs 3."""
-LEAST_SPINNING = 0.95
-"""Smallest time of a step alone with OpenMP's own waiting, relative to one with that of commands: what these may lose."""
 OWN_WAITING = {"GOMP_SPINCOUNT": "300000", "KMP_BLOCKTIME": "200"}
 """What GNU OpenMP and LLVM's do unless told otherwise."""
 _BUSY = "while True: pass"

@@ -25,19 +25,19 @@ CLAIMS, SEEDS = 8, 8
 ARMS = ("CR", "static")
 
 
-def decides(seed: int, claims: int = CLAIMS, seeds: int = SEEDS) -> bool:
+def decides(seed: int) -> bool:
     """Whether a family of directional claims decides something at its half or its end, although both arms of each claim have
     independent accuracies from the same normal distribution."""
     generator = np.random.default_rng(seed)
     several = [
-        Claim(f"x/y{n}-c1", predicate="higher", a={"schedule": ARMS[0]}, b={"schedule": ARMS[1]}) for n in range(claims)
+        Claim(f"x/y{n}-c1", predicate="higher", a={"schedule": ARMS[0]}, b={"schedule": ARMS[1]}) for n in range(CLAIMS)
     ]
     tests = {claim.id: fingerprint(claim) for claim in several}
-    family = Family("null", "2026-11-24", LOOKS, tests, dict.fromkeys(tests, range(seeds)), dict.fromkeys(tests))
-    arms = [[generator.normal(70, 1, seeds).tolist() for _ in ARMS] for _ in several]
+    family = Family("null", "2026-11-24", LOOKS, tests, dict.fromkeys(tests, range(SEEDS)), dict.fromkeys(tests))
+    arms = [[generator.normal(70, 1, SEEDS).tolist() for _ in ARMS] for _ in several]
     return any(
         row.decided
-        for n in (seeds // 2, seeds)
+        for n in (SEEDS // 2, SEEDS)
         for row in judge(
             several,
             {

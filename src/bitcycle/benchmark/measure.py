@@ -74,9 +74,9 @@ def peak_bytes(action: Action, device: torch.device) -> int:
     return peak
 
 
-def copy_bandwidth(device: torch.device, elements: int = 2**24) -> float:
+def copy_bandwidth(device: torch.device) -> float:
     """Bytes per second read and written by a copy of float32 numbers: the upper bound for a quantizer."""
-    source = torch.rand(elements, device=device)
+    source = torch.rand(2**24, device=device)
     target = torch.empty_like(source)
     seconds = interleaved({"copy": lambda: target.copy_(source)}, 9, device)["copy"]
     return 2 * source.numel() * source.element_size() / statistics.median(seconds)

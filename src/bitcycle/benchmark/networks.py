@@ -92,8 +92,9 @@ def _graph(shape: GraphShape) -> Network:
     return Network(lambda: MODELS["gcn"]().build(shape), batch, words)
 
 
-def _sentences(samples: int, layers: int, length: int = 64, width: int = 768, inner: int = 3072) -> Network:
+def _sentences(samples: int, layers: int) -> Network:
     """The linear layers of a transformer, without attention."""
+    length, width, inner = 64, 768, 3072
 
     def build() -> nn.Module:
         hidden: list[nn.Module] = []

@@ -19,6 +19,8 @@ from bitcycle.training.plan import Plan, make_plan
 from bitcycle.training.run_folder import RunFolder
 
 MOST_STEPS = 50
+SECONDS_OF_A_KIND = 3.0
+"""Seconds for which each kind of run is timed."""
 MOST_MACS = 1e11
 """Multiply-accumulates of a timed step on a CPU, about ten seconds on two cores; larger batches are timed in part."""
 FORWARD_SHARE = 1 / 3
@@ -127,7 +129,7 @@ def _peak(device: torch.device) -> int | None:
 
 
 def measure_kinds(
-    runs: Sequence[SweepRun], budget: float, seconds_of_a_kind: float = 3.0, known: Iterable[SweepRun] = ()
+    runs: Sequence[SweepRun], budget: float, known: Iterable[SweepRun] = ()
 ) -> Iterator[tuple[SweepRun, RunTime | Exception]]:
     """Time one run of each kind (network, dataset, quantizer, schedule) until the budget of seconds is used up, one of each
     network and dataset before others of the same; yields the run and its time, or the error that prevents it. Kinds of `known`
@@ -140,7 +142,7 @@ def measure_kinds(
             return
         assert run.config is not None, "its configuration is valid"
         try:
-            yield run, measure(make_plan(run.config), seconds_of_a_kind)
+            yield run, measure(make_plan(run.config), SECONDS_OF_A_KIND)
         except (OSError, RuntimeError, ValueError, ImportError) as error:  # the first three include our own errors
             yield run, error
 

@@ -32,15 +32,15 @@ def _log(column: str, sign: int, run: Run) -> float | None:
 # Bits chosen by gates
 
 
-def allocation_at(run: Run, share: float, tolerance: float = 0.1) -> dict[str, Any] | None:
-    """Block -> option -> share of samples, at the recorded evaluation nearest to a fraction of the run; None if none is within
-    the tolerance."""
+def allocation_at(run: Run, share: float) -> dict[str, Any] | None:
+    """Block -> option -> share of samples, at the recorded evaluation nearest to a fraction of the run; None if its step differs
+    from the wanted one by more than a tenth."""
     moments = {int(step): blocks for step, blocks in run.curve.get("allocation", {}).items()}
     wanted = share * float(run.row["total_steps"])
     if not moments:
         return None
     nearest = min(moments, key=lambda step: abs(step - wanted))
-    return dict(moments[nearest]) if abs(nearest - wanted) <= tolerance * wanted else None
+    return dict(moments[nearest]) if abs(nearest - wanted) <= 0.1 * wanted else None
 
 
 def depth(run: Run, share: float) -> float | None:

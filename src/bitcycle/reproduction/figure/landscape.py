@@ -77,9 +77,9 @@ def draw_plane(axes: Any, plane: Result, names: Sequence[str], column: str, labe
     axes.figure.colorbar(shown, ax=axes, shrink=0.55, pad=0.02, label=label)
 
 
-def radial_rise(surface: Result, rings: int = 5) -> dict[float, float]:
-    """Distance from the network -> rise of the loss at that distance."""
-    radii = [round(surface.options["extent"] * (ring + 1) / rings, 6) for ring in range(rings)]
+def radial_rise(surface: Result) -> dict[float, float]:
+    """Distance from the network -> rise of the loss at that distance, for five distances."""
+    radii = [round(surface.options["extent"] * ring / 5, 6) for ring in range(1, 6)]
     return {radius: rise(surface, radius) for radius in radii}
 
 

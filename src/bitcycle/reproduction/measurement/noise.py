@@ -47,6 +47,10 @@ NAMES = ("white", "pink", "babble", "speech_shaped", "modulated", "hum")
 DRAWN_PER_NOISE = 200
 """Number of training recordings from which babble and speech-shaped noise are made."""
 TALKERS = 8
+SWELLS = 2.0
+"""Frequency of modulated noise in Hz."""
+MAINS = 50.0
+"""Frequency of hum in Hz."""
 SUFFIXES = {".wav", ".flac", ".sph", ".wv1", ".wv2", ".ogg"}
 SPECTRUM_SIZE = 512
 
@@ -110,23 +114,23 @@ def _speech_shaped(speech: Sequence[Tensor]) -> Noise:
     return lambda samples, generator: _shaped(samples, generator, between)
 
 
-def _modulated(noise: Noise, sampling_rate: int, frequency: float = 2.0) -> Noise:
+def _modulated(noise: Noise, sampling_rate: int) -> Noise:
     def modulated(samples: int, generator: torch.Generator) -> Tensor:
         phase = 2 * math.pi * torch.rand((), generator=generator, dtype=torch.float64)
-        step = 2 * math.pi * frequency / sampling_rate
+        step = 2 * math.pi * SWELLS / sampling_rate
         swell = 1 + torch.sin(step * torch.arange(samples, dtype=torch.float64) + phase)
         return noise(samples, generator) * swell
 
     return modulated
 
 
-def _hum(sampling_rate: int, frequency: float = 50.0) -> Noise:
-    """Mains hum: the frequency and its overtones below the Nyquist frequency."""
-    step, overtones = 2 * math.pi * frequency / sampling_rate, range(1, 11)
+def _hum(sampling_rate: int) -> Noise:
+    """Mains hum: its frequency and the overtones below the Nyquist frequency."""
+    step, overtones = 2 * math.pi * MAINS / sampling_rate, range(1, 11)
 
     def hum(samples: int, generator: torch.Generator) -> Tensor:
         time = torch.arange(samples, dtype=torch.float64)
-        heard = [k for k in overtones if k * frequency < sampling_rate / 2]
+        heard = [k for k in overtones if k * MAINS < sampling_rate / 2]
         phases = 2 * math.pi * torch.rand(len(heard), generator=generator, dtype=torch.float64)
         return torch.stack([torch.sin(k * step * time + phase) / k for k, phase in zip(heard, phases)]).sum(0)
 

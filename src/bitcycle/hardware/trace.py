@@ -32,7 +32,8 @@ from torch.utils._pytree import tree_leaves, tree_map_only
 from torch.utils.weak import WeakTensorKeyDictionary
 
 from bitcycle.hardware.operation import FLOAT_PRECISION, Operation, ProductShape, Workload
-from bitcycle.hardware.product import PRODUCTS, Product, Unknown, unknown_arithmetic
+from bitcycle.hardware.product import PRODUCTS, Product
+from bitcycle.hardware.unknown import Unknown, unknown_arithmetic
 from bitcycle.precision import Precision
 from bitcycle.randomness import random_state_kept
 from bitcycle.settings import SettingError

@@ -19,7 +19,7 @@ class FinishedSetting(NamedTuple):
     """The finished runs that differ in nothing but their seed."""
 
     settings: Mapping[str, Any]  # GROUP.NAME -> value
-    summaries: Sequence[Mapping[str, Any]]
+    summaries: list[Mapping[str, Any]]
 
 
 def show_runs(folders: Iterable[RunFolder]) -> None:
@@ -37,8 +37,7 @@ def finished_settings(folders: Iterable[RunFolder]) -> list[FinishedSetting]:
             settings = dict(_flat(OmegaConf.to_container(OmegaConf.load(folder.config))))
             for name in (*PLACES, "seed"):
                 settings.pop(name, None)
-            group = found.setdefault(summary["hash"], FinishedSetting(settings, []))
-            found[summary["hash"]] = group._replace(summaries=[*group.summaries, summary])
+            found.setdefault(summary["hash"], FinishedSetting(settings, [])).summaries.append(summary)
     return list(found.values())
 
 

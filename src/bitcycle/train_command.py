@@ -84,11 +84,13 @@ def run(config: DictConfig, found: list[float]) -> int:
     plan = make_plan(run_config)
     dataset = plan.config.dataset
     if plan.epoch.samples_per_step > plan.epoch.samples:
-        problem = (
-            "is more than an epoch has: each of the %d steps trains on all %d samples, and is counted so in the cost"
+        logger.warning(
+            "training.batch_size=%d is more than an epoch has: each of the %d steps trains on all %d samples, and is counted so"
+            " in the cost",
+            plan.config.training.batch_size,
+            plan.total_steps,
+            plan.epoch.samples,
         )
-        size = plan.config.training.batch_size
-        logger.warning(f"training.batch_size=%d {problem}", size, plan.total_steps, plan.epoch.samples)
     if "validation" in run_config.logging.objective and not (dataset.validation or dataset.has_validation):
         raise no_validation()
     if run_config.dry_run == "json":

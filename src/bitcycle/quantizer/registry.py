@@ -1,6 +1,6 @@
 """The quantizers by name, and `quantize` for a single tensor."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from numbers import Integral
 
 import torch
@@ -85,7 +85,7 @@ def quantize(
         return quantize(x.view(1), bits, options, role, stochastic, seed, signed).view(())
     if role == "gradient":
         if hasattr(options, "stochastic") and not stochastic:
-            options = type(options)(**vars(options) | {"stochastic": False})
+            options = replace(options, stochastic=False)  # type: ignore[call-arg]
         key = torch.tensor(int32_key(seed), dtype=torch.int32, device=x.device)
         return options.gradient(compile=False).quantize(x, encoded, key, torch.zeros_like(key))
     module = options.weight(compile=False) if role == "weight" else options.activation(compile=False, signed=signed)

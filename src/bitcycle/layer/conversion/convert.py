@@ -3,6 +3,7 @@
 import logging
 from collections import Counter
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -141,7 +142,7 @@ def _with_layers(
         given["float_layers"] = list(float_layers)
     if layer_bits is not None:
         given["layer_bits"] = dict(layer_bits)
-    return type(options)(**{**vars(options), **given}) if given else options
+    return replace(options, **given)
 
 
 def _nothing_to_quantize(model: nn.Module, plan: list[LayerRule], options: QuantizerOptions) -> SettingError:

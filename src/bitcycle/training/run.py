@@ -3,6 +3,7 @@
 import logging
 import os
 import time
+from collections.abc import Callable
 from dataclasses import asdict, replace
 from datetime import UTC, datetime
 from functools import partial
@@ -22,7 +23,7 @@ from bitcycle.threads import fair_share, runs_beside, users_threads
 from bitcycle.training.display import ProgressBar, log_to_file
 from bitcycle.training.environment import describe_environment, processor, set_up_torch
 from bitcycle.training.loop import Trainer
-from bitcycle.training.outcome import merit
+from bitcycle.training.outcome import Best, merit
 from bitcycle.training.plan import Plan
 from bitcycle.training.processes import check_sharing, explained
 from bitcycle.training.run_folder import RunFolder
@@ -218,6 +219,16 @@ def _warn_of_other_machine(before: dict[str, Any], now: dict[str, Any]) -> None:
             )
 
 
+def _selection(best: Best, choose: Callable[[list[float]], float]) -> dict[str, float]:
+    """The result of a selection without test data: the final and the best validation value, and the test value at the best."""
+    selected = best.validation.index(choose(best.validation))
+    return {
+        "final": best.validation[-1],
+        "best": best.validation[selected],
+        "test_at_best": best.history[selected],
+    }
+
+
 def summarise(trainer: Trainer) -> dict[str, Any]:
     """The result of a finished run: final and best metric, its unit and direction, its level by guessing
     (`chance`), those of each phase (`phases`: name, steps, metric, chance and more), cost in total and up to the best, speed."""
@@ -225,14 +236,7 @@ def summarise(trainer: Trainer) -> dict[str, Any]:
     last = best.history[-MEAN_OF_LAST:]
     choose = partial(max, key=lambda value: merit(value, trainer.task.higher_is_better))
     found = plan.schedule.result if isinstance(plan.schedule, SearchSchedule) else plan.found
-    validation, averaged = {}, {}
-    if best.validation:  # a selection without test data
-        selected = best.validation.index(choose(best.validation))
-        values = {"best": best.validation[selected], "test_at_best": best.history[selected]}
-        validation = {"validation": {"final": best.validation[-1], **values}}
-    if best.averaged:
-        values = {"final": best.averaged[-1], "best": choose(best.averaged)}
-        averaged = {"averaged": {**values, "weights": trainer.average.count}}
+    averaged = {"final": best.averaged[-1], "best": choose(best.averaged)} if best.averaged else {}
     return {
         "metric": trainer.task.metric,
         "unit": trainer.task.unit,
@@ -243,7 +247,7 @@ def summarise(trainer: Trainer) -> dict[str, Any]:
         "best_step": best.step,
         "mean_of_last": {"mean": sum(last) / len(last), "evaluations": len(last)},
         "at_q_max": {"final": best.at_q_max[-1], "best": choose(best.at_q_max)},
-        **validation,
+        **({"validation": _selection(best, choose)} if best.validation else {}),
         **({"phases": trainer.phases.records} if len(plan.schedule.phases) > 1 else {}),
         "cost": {"total": trainer.controller.cost().summary(), "to_best": best.cost},
         "samples": {"total": trainer.controller.meter.state_dict(), "to_best": best.samples},
@@ -265,7 +269,7 @@ def summarise(trainer: Trainer) -> dict[str, Any]:
         "processor": processor(trainer.device),
         "finished": datetime.now(UTC).isoformat(timespec="seconds"),
         **({"processes": distributed.world_size()} if distributed.world_size() > 1 else {}),
-        **averaged,
+        **({"averaged": averaged | {"weights": trainer.average.count}} if averaged else {}),
         **({"found": found} if found else {}),
         **({"preliminary": plan.preceded_by} if plan.preceded_by else {}),
     }

@@ -74,9 +74,7 @@ class ClaimResult:
     margin: Optional[float] = None  # margin of equivalence or non-inferiority
     published_effect: str = ""  # published effect as printed
     published_value: Optional[float] = None  # published effect as a number, in the direction of the estimate
-    published_inside: Optional[bool] = (
-        None  # whether it lies inside of the interval; beside the verdict, and not part of it
-    )
+    published_inside: Optional[bool] = None  # whether it lies inside of the interval; not part of the verdict
     reason: str = ""  # why there is no test, or a remark on the test
     seeds_needed: Optional[int] = None  # number of seeds that would decide an effect of the published size
 
@@ -207,24 +205,14 @@ def _judge_at(
     cells, excluded = preconditions.counting(claim, every, pool)
     parts = claim.parts
     found = [evaluate(part, cells, pool) for part in parts]
-    row = replace(_empty(claim), scale=scale)
     first = found[0]
     if first is None:
         reason = excluded if evaluate(claim, every, pool) is not None else ""
         if not reason and claim.metrics[0].startswith("depth") and select(cells, claim.a):
             reason = "No evaluation lies within 10 % of the epochs that the claim names."
-        no_test = replace(row, verdict=NO_TEST, scope=_scope(scale, every), reason=reason)
+        no_test = replace(_empty(claim), scale=scale, verdict=NO_TEST, scope=_scope(scale, every), reason=reason)
         return (no_test, None) if reason else None
-    scope = _scope(scale, [cell for one in first.contrasts for unit in one.units for cell in unit.cells])
-    row.scope = scope and scope + _reached(claim, first)
-    row.rule, row.verdict, row.estimate = rule_of(claim, first.margin), UNDECIDED, first.shown
-    if first.tested.error == 0 and claim.metrics[0] not in COSTS:
-        row.rule = row.rule.replace("paired t test", "sign test, as all seeds agree")
-    row.low, row.high = first.interval or (None, None)
-    row.level, row.margin, row.n, row.df = LEVEL, first.margin, first.tested.n, first.tested.df or None
-    row.deviation, row.power = first.tested.deviation, _power(claim, first)
-    if claim.value is not None and row.low is not None and row.high is not None and first.against is None:
-        row.published_inside = row.low <= claim.value <= row.high
+    row = _estimated(claim, scale, first)
     runs = list({run.training: run for one in first.contrasts for run in one.runs}.values())
     row.trainings = len(runs)
     if failed := preconditions.failed(claim, first.contrasts, runs, bool(row.scope) and scale != "paper"):
@@ -241,6 +229,22 @@ def _judge_at(
             row.seeds_needed = _seeds_needed(claim, first, 1)
             row.reason = _joined(f"power {row.power:.2f} at the published effect, below one half", row.reason)
     return row, first
+
+
+def _estimated(claim: Claim, scale: str, found: Outcome) -> ClaimResult:
+    """The scope, rule, estimate and interval of a claim, still without its p-value."""
+    row = replace(_empty(claim), scale=scale)
+    scope = _scope(scale, [cell for one in found.contrasts for unit in one.units for cell in unit.cells])
+    row.scope = scope and scope + _reached(claim, found)
+    row.rule, row.verdict, row.estimate = rule_of(claim, found.margin), UNDECIDED, found.shown
+    if found.tested.error == 0 and claim.metrics[0] not in COSTS:
+        row.rule = row.rule.replace("paired t test", "sign test, as all seeds agree")
+    row.low, row.high = found.interval or (None, None)
+    row.level, row.margin, row.n, row.df = LEVEL, found.margin, found.tested.n, found.tested.df or None
+    row.deviation, row.power = found.tested.deviation, _power(claim, found)
+    if claim.value is not None and row.low is not None and row.high is not None and found.against is None:
+        row.published_inside = row.low <= claim.value <= row.high
+    return row
 
 
 def _power(claim: Claim, found: Outcome) -> float | None:

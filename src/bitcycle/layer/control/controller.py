@@ -28,7 +28,7 @@ from bitcycle.layer.products.quantized_product import QuantizedProduct, separate
 from bitcycle.layer.state import PrecisionState
 from bitcycle.layer.twin import modules_of
 from bitcycle.precision import FLOAT, Precision, effective, read_precision
-from bitcycle.quantizer import with_formats
+from bitcycle.quantizer import QuantizerOptions, with_formats
 from bitcycle.quantizer.autograd import is_recomputation
 from bitcycle.randomness import int32_key
 from bitcycle.schedule import FeedbackSchedule, GatedSchedule, Schedule
@@ -85,15 +85,7 @@ class PrecisionController:
         self.schedule, self.seed, self.rank, self.batch_dimension = schedule, seed, rank, batch_dimension
         self.states = modules_of(model, PrecisionState)
         separate_noise(model)
-        options = (product.quantizer_options for product in modules_of(model, QuantizedProduct))
-        self._quantizers = list({id(quantizer): quantizer for quantizer in options}.values())
-        for quantizer in self._quantizers:
-            if with_formats(quantizer, schedule) != quantizer:
-                remedy = "use quantize_model(model, ..., schedule=schedule)"
-                lists = schedule.options.format_lists
-                raise SettingError("schedule.formats", lists, "the model was converted without them", remedy)
-            quantizer.check_ends(schedule.lowest, schedule.reference)
-            quantizer.check(sorted(schedule.precisions))  # before the step that needs them
+        self._quantizers = _quantizers_of(model, schedule)
         self.precision: Precision | None = None
         self._used: Precision | None = None  # outside the schedule
         self.next_step, self._has_counted = 0, False
@@ -350,3 +342,18 @@ class PrecisionController:
                 " does not: %s",
                 ", ".join(sorted(names.values())),
             )
+
+
+def _quantizers_of(model: nn.Module, schedule: Schedule) -> list[QuantizerOptions]:
+    """The options of the quantizers of a model. Raises SettingError if one does not support all bits of the schedule, or the
+    model was converted without its formats."""
+    options = (product.quantizer_options for product in modules_of(model, QuantizedProduct))
+    quantizers = list({id(quantizer): quantizer for quantizer in options}.values())
+    for quantizer in quantizers:
+        if with_formats(quantizer, schedule) != quantizer:
+            remedy = "use quantize_model(model, ..., schedule=schedule)"
+            lists = schedule.options.format_lists
+            raise SettingError("schedule.formats", lists, "the model was converted without them", remedy)
+        quantizer.check_ends(schedule.lowest, schedule.reference)
+        quantizer.check(sorted(schedule.precisions))  # before the step that needs them
+    return quantizers

@@ -117,16 +117,21 @@ def quantize_model(
         model = compute_codes(model, compile, recompute)
     elif compile:
         model = use_operators(model)
-    left = [rule.name for rule in whole_plan if rule.treatment == "float"]
-    saved = {**vars(options), "float_share": 0.0}  # whose layers are in `left`
-    conversion = {"quantizer": saved, "float_layers": left, "compute": compute, "recompute": recompute}
-    if options.layer_bits:  # by name, as roles may depend on the sample
-        own = {rule.name: list(rule.precision) if rule.precision else "schedule" for rule in plan}
-        saved["layer_bits"] = own
+    conversion = {**_recorded(options, whole_plan), "compute": compute, "recompute": recompute}
     for integration in integrations_of(model):
         if hasattr(integration, "finish_conversion"):
             integration.finish_conversion(model, conversion)
     return model if gates is None else gate_blocks(model, gates, seed)
+
+
+def _recorded(options: QuantizerOptions, plan: list[LayerRule]) -> dict[str, Any]:
+    """The quantizer and the float layers of a plan, from which an integration repeats the conversion without the sample."""
+    left = [rule.name for rule in plan if rule.treatment == "float"]
+    saved = {**vars(options), "float_share": 0.0}  # whose layers are in `left`
+    if options.layer_bits:  # by name, as roles may depend on the sample
+        converted = [rule for rule in plan if rule.treatment != "float"]
+        saved["layer_bits"] = {rule.name: list(rule.precision) if rule.precision else "schedule" for rule in converted}
+    return {"quantizer": saved, "float_layers": left}
 
 
 def _with_layers(

@@ -19,31 +19,23 @@ from bitcycle.schedule.formats import FormatLevels, bits_of
 from bitcycle.schedule.range_test import FirstRangeTest, RangeTest, RangeTestRule, UndecidedSchedule
 from bitcycle.settings import MISSING, SettingError, setting
 
-PROFILES = ("linear", "cosine", "exponential", "rex")
 LARGEST_PERIOD = 10**9
 """Up to this length, precision computed in float64 is monotone within half a cycle, as in exact arithmetic: where it rounds to
 other bits, which is never at an end of the profile, successive steps differ by more than the rounding error."""
 EXP_K, REX_D = 4.0, 0.9
 """Constants of the exponential and the REX profile."""
+GROWTH_PROFILES: dict[str, Callable[[float], float]] = {
+    "linear": lambda z: z,
+    "cosine": lambda z: (1 - math.cos(math.pi * z)) / 2,
+    "exponential": lambda z: 1 - math.exp(-EXP_K * z),
+    "rex": lambda z: (1 - REX_D) * z / (1 - REX_D * z),
+}
+"""Growth profiles g(z) by name.
+
+cosine is equation 1 of CPT; exponential rises early and saturates, with k = 4 at 0.982; rex is low for long and rises late: 1 -
+rex decay of the REX paper, whose own constant is d = 1/2, whereas all costs in the paper's text have d = 0.9.
+"""
 FORMS = ("repeated", "vertical", "horizontal", "within", "annealing")
-
-
-def growth_profile(name: str) -> Callable[[float], float]:
-    """The growth profile g called `name`.
-
-    linear       g(z) = z
-    cosine       g(z) = (1 - cos(pi z)) / 2         CPT, equation 1
-    exponential  g(z) = 1 - exp(-k z)               rises early and saturates, with k = 4 at 0.982
-    rex          g(z) = (1 - d) z / (1 - d z)       low for long and rising late: 1 - rex decay of the REX paper, whose own
-                                                    constant is d = 1/2; all costs in the paper's text have d = 0.9
-    """
-    profiles: dict[str, Callable[[float], float]] = {
-        "linear": lambda z: z,
-        "cosine": lambda z: (1 - math.cos(math.pi * z)) / 2,
-        "exponential": lambda z: 1 - math.exp(-EXP_K * z),
-        "rex": lambda z: (1 - REX_D) * z / (1 - REX_D * z),
-    }
-    return profiles[name]
 
 
 @dataclass
@@ -71,7 +63,7 @@ class Cyclic(FormatLevels):
     q_min: Any = setting(
         3, "lowest forward precision in bits, or auto: found by a range test that runs first", minimum=1, maximum=32
     )
-    profile: str = setting(MISSING, "growth profile within a cycle", choices=(*PROFILES, MISSING))
+    profile: str = setting(MISSING, "growth profile within a cycle", choices=(*GROWTH_PROFILES, MISSING))
     form: str = setting("repeated", "how cycles follow each other", choices=FORMS)
     cycles: int = setting(8, "number of cycles in the run (Better Schedules: 8, CPT: 32)", minimum=1)
     gradient_min: Optional[int] = setting(None, "lowest gradient bits; null means q_max", minimum=1, maximum=32)
@@ -180,18 +172,15 @@ class Cyclic(FormatLevels):
         """s(t) in [0, 1] before scaling and rounding, for `step` of a run of `length`."""
         period = self._period(length)
         cycle, position = divmod(self._time(step, length), period)
-        z = float(position / period)
+        grow, z = GROWTH_PROFILES[self.profile], float(position / period)
         reflected = cycle % 2 == 0
         if self.form == "annealing" or (self.form == "horizontal" and reflected):
-            return self._growth(1 - z)
+            return grow(1 - z)
         if self.form == "vertical" and reflected:
-            return 1 - self._growth(z)
+            return 1 - grow(z)
         if self.form == "within":
-            return self._growth(1 - abs(2 * z - 1))
-        return self._growth(z)
-
-    def _growth(self, z: float) -> float:
-        return growth_profile(self.profile)(z)
+            return grow(1 - abs(2 * z - 1))
+        return grow(z)
 
     def _level_bits(self, level: float, low: int, high: int, formats: list[str] | None) -> int:
         if formats is None:

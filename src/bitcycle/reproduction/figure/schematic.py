@@ -19,7 +19,7 @@ from bitcycle.reproduction.analysis.labels import savings_group, schedule_of
 from bitcycle.reproduction.figure.data import ItemData
 from bitcycle.reproduction.figure.style import FORMS, ORDERED, PROFILES, Drawing, Style
 from bitcycle.schedule import SCHEDULES, SUITE, Cyclic, Schedule, schedule
-from bitcycle.schedule.cyclic import growth_profile
+from bitcycle.schedule.cyclic import GROWTH_PROFILES
 
 STEPS = 1600
 LONG = 64_000
@@ -71,7 +71,7 @@ def suite_picture(data: ItemData) -> Drawing:
     figure, axes = panels(12, columns=4, width=2.5, height=1.75)
     z = [index / 200 for index in range(201)]
     for name, colour in PROFILES.items():
-        profile = growth_profile(name)
+        profile = GROWTH_PROFILES[name]
         axes[0].plot(z, [profile(x) for x in z], color=colour, label=name)
     axes[0].set_title("growth profiles")
     for cycles in (1, 2, 4, 8):

@@ -86,8 +86,8 @@ class TensorCore(LatencyModel):
 
     Source: NVIDIA, "H100 Tensor Core GPU" data sheet; NVIDIA, "Blackwell architecture" technical brief and HGX B200
     specifications, whose numbers with sparsity are twice these (TF32: 2.2 PFLOP/s); AMD, "Instinct MI355X GPU" data sheet and
-    "CDNA 4 architecture" white paper. float32 layers of a run count as bfloat16, as in
-    mixed-precision training.
+    "CDNA 4 architecture" white paper. float32 layers of a run count as bfloat16, as in mixed-precision
+    training.
     """
 
     name: str = "tensorcore"

@@ -80,9 +80,8 @@ class ScheduleOptions(Settings):
     # Any, as cyclic schedules also accept `auto` and OmegaConf keeps the type of the first class that declares a field.
     q_min: Any = setting(3, "lowest forward precision in bits (weights and activations)", minimum=1, maximum=32)
     q_max: int = setting(8, "highest forward precision in bits, that of the static baseline", minimum=1, maximum=32)
-    cycles: int = setting(
-        8, "", affects_result=False, unused=True
-    )  # sweeps over cyclic and other schedules set it for all
+    # sweeps over cyclic and other schedules set it for all
+    cycles: int = setting(8, "", affects_result=False, unused=True)
 
     def validate(self) -> None:
         self.check_q_min()

@@ -90,9 +90,9 @@ class PlateauIndicator:
     A turning point empties the window and multiplies the threshold by alpha, at most `max_decays` times.
 
     Source: FracTrain, section 3.1; released code, train_pfq.py (algorithm 1 has the differences of consecutive losses, and the
-    text the largest magnitude as S). Differs from the code in that every turning
-    point decays the threshold unless max_decays=2 is set (which makes no difference for a schedule of four stages), and in the
-    magnitude: the total loss of FracTrain can be negative, and the code then finds a turning point whenever the window is full.
+    text the largest magnitude as S). Differs from the code in that every turning point decays the threshold unless max_decays=2
+    is set (which makes no difference for a schedule of four stages), and in the magnitude: the total loss of FracTrain can be
+    negative, and the code then finds a turning point whenever the window is full.
     """
 
     saved: ClassVar[tuple[str, ...]] = ("threshold", "epochs", "first_losses", "recent", "turning_points")

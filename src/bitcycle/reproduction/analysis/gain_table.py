@@ -23,9 +23,7 @@ class Row(NamedTuple):
     data: str
     steps: int  # length of the schedule's run
     one: Comparison
-    fit: Optional[
-        Estimate
-    ]  # accuracy in percent of static 8 bits of equal length on its training data, if it is recorded
+    fit: Optional[Estimate]  # accuracy in percent of static 8 bits of equal length on its training data, if recorded
     gain: Estimate  # points over static 8 bits of equal cost
     price: Estimate  # points of static 8 bits of equal length over that of equal cost
     at_length: Estimate  # points over static 8 bits of equal length: the gain less the price

@@ -33,9 +33,7 @@ class Spec:
     named: str = "method"  # fact that is the paper's name of a method, see `contrast.FACTS`
     base: Optional[Selector] = None  # facts that select the baseline
     measures: Sequence[str] = ()  # facts that are additional columns in the table of our runs
-    pictures: Sequence[
-        Mapping[str, Any]
-    ] = ()  # kind, MODULE.FUNCTION here, with options; the first that has runs is drawn
+    pictures: Sequence[Mapping[str, Any]] = ()  # kind, MODULE.FUNCTION here, with options; draws the first with runs
     least: float = 0.5  # fraction of the cells that must have runs for these to be drawn
     appendix: bool = False  # whether results/README.md shows it at its end
     tables: str = "table.tables_of"  # MODULE.FUNCTION here that makes its tables

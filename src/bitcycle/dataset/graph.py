@@ -203,21 +203,24 @@ class Citation(GraphDatasetOptions):
 class Ogbn(GraphDatasetOptions):
     """Options of ogbn-arxiv; `conf/dataset/ogbn_products.yaml` has those of ogbn-products."""
 
+    @property
+    def archive(self) -> str:
+        """Name of the official archive and of the folder in it."""
+        return self.name.removeprefix("ogbn_")
+
     def place(self, data_root: Path) -> Path | None:
         folder = data_root / self.name
         return folder if folder.is_dir() else None
 
     def absent(self, data_root: Path) -> DataError:
-        archive = self.name.removeprefix("ogbn_")
-        put = f"the folder {archive}/ of {ARCHIVES}{archive}.zip, as {self.name}/,"
+        put = f"the folder {self.archive}/ of {ARCHIVES}{self.archive}.zip, as {self.name}/,"
         return missing(self.name, data_root, put, " dataset=cora is a small graph.")
 
     def read(self, data_root: Path) -> Graph[Tensor]:
         folder, library = self.place(data_root), _ogb()
         if folder is None:
-            archive = self.name.removeprefix("ogbn_")
-            url = f"{ARCHIVES}{archive}.zip"
-            folder = download(url, data_root / self.name, archive, self.absent(data_root))
+            url = f"{ARCHIVES}{self.archive}.zip"
+            folder = download(url, data_root / self.name, self.archive, self.absent(data_root))
         if not list(folder.glob("RELEASE_v*.txt")):  # without it, ogb asks the user whether to delete the folder
             raise DataError(f"{folder} lacks RELEASE_v1.txt of the official archive. Unpack the whole archive there.")
         logger.info("reading %s", folder)

@@ -208,9 +208,8 @@ class GatedSchedule(Schedule):
 
     @property
     def summary(self) -> str:
-        gates = self.options
-        words = f"{' '.join(gates.words)} (a/g) for each sample and block, weights {gates.bits_of_weights}"
-        return f"depends on the input: {words}"
+        words = f"{' '.join(self.options.words)} (a/g) for each sample and block"
+        return f"{self.follows}: {words}, weights {self.options.bits_of_weights}"
 
     @property
     def compute_target(self) -> float:

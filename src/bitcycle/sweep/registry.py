@@ -187,7 +187,9 @@ class SweepRun:
     @property
     def reason(self) -> str:
         """Why the configuration is invalid or the run failed; else empty."""
-        return self.problem or str((self.state == "failed" and self.folder.read_status().get("reason")) or "")
+        if self.problem or self.state != "failed":
+            return self.problem
+        return str(self.folder.read_status().get("reason") or "")
 
 
 def index_runs(runs: Iterable[Overrides], compose: Compose) -> list[SweepRun]:

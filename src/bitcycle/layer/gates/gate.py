@@ -77,9 +77,9 @@ class Gates(nn.Module):
             PrecisionState(precision or Precision(FLOAT, FLOAT, FLOAT), fixed=True, noise_key=int32_key("option", k))
             for k, precision in enumerate(choices.precisions)
         )
-        skips = [[precision is None for precision in choices.precisions]] * blocks
+        computes = torch.tensor([precision is not None for precision in choices.precisions])
         can_skip = torch.tensor([[block.can_skip] for block in choices.blocks])
-        self._keep("available", ~torch.tensor(skips) | can_skip)
+        self._keep("available", computes | can_skip)
         self._keep("chosen", torch.zeros(blocks, options, dtype=torch.int64))
         self._keep("option_costs", torch.zeros(blocks, options))
         self._keep("target", torch.full((), 100.0))

@@ -60,9 +60,8 @@ def decided_list() -> str:
             found = f"Measured: {row.estimate:+.2f} {row.unit}{interval}, n = {row.n}; {row.scope}."
             sentences.append(f"- **{state}**: {row.sentence} ({row.claim_id}). {found}")
     computed = sum(row.verdict == "computed" for row in rows)
-    undecided = sum(
-        row.verdict == "undecided" and row.p_raw is not None for row in tested
-    )  # a single seed may have no test
+    # a single seed may have no test
+    undecided = sum(row.verdict == "undecided" and row.p_raw is not None for row in tested)
     weak = sum(row.verdict == NOT_TESTED for row in tested)
     counts = (
         f"{computed} claims are computed from schedules and cost models alone; {undecided} were tested and remain undecided;"

@@ -49,9 +49,8 @@ def build(checkout: Path, variant: str) -> Twin:
     def losses(step: int) -> tuple[Tensor, Tensor]:
         generator = torch.Generator().manual_seed(step)
         image = torch.randn(1, 3, SIZE, SIZE, generator=generator)
-        corner = (
-            torch.rand(2, generator=generator) * SIZE / 2
-        )  # no integer coordinates, for which overlaps can equal thresholds exactly
+        # no integer coordinates, for which overlaps can equal thresholds exactly
+        corner = torch.rand(2, generator=generator) * SIZE / 2
         box = torch.cat([corner, corner + 24 + torch.rand(2, generator=generator) * 8])[None]
         label = torch.randint(CLASSES, (1,), generator=generator)
         bits = control.step(step)

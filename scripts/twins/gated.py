@@ -103,9 +103,8 @@ def indicator_of(checkout: Path) -> Any:
     source = ast.parse((checkout / "fractrain_cifar" / "train_frac.py").read_text())
     found = next(node for node in source.body if isinstance(node, ast.ClassDef) and node.name == "loss_diff_indicator")
     scope: dict[str, Any] = {"np": np}
-    exec(
-        compile(ast.Module([found], []), "train_frac.py", "exec"), scope
-    )  # only this class, from a file given by the user
+    # only this class, from a file given by the user
+    exec(compile(ast.Module([found], []), "train_frac.py", "exec"), scope)
     return scope["loss_diff_indicator"](THRESHOLD, DECAY)
 
 

@@ -80,9 +80,8 @@ class PrecisionCallback(Callback):
             self._random_state = saved.get("random_state") if self._is_alone else None
             self.control.load_state_dict({key: value for key, value in saved.items() if key != "random_state"})
         if self._random_state is not None:
-            set_random_state(
-                self._random_state
-            )  # before Lightning creates the iterator of an epoch, which draws its seed
+            # before Lightning creates the iterator of an epoch, which draws its seed
+            set_random_state(self._random_state)
 
     def on_train_epoch_start(self, trainer: Any, pl_module: Any) -> None:
         loop = trainer.fit_loop

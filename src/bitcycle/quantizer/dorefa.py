@@ -151,9 +151,8 @@ class Dorefa(QuantizerOptions):
         return range(1, 17)
 
     def weight(self, compile: bool) -> TensorQuantizer:
-        return FunctionQuantizer(
-            quantize_weight, weight_gradient
-        )  # compiled, tanh and sums would differ in the last bit
+        # not compiled: tanh and sums would differ in the last bit
+        return FunctionQuantizer(quantize_weight, weight_gradient)
 
     def activation(self, compile: bool, signed: bool = False) -> TensorQuantizer:
         return SbmActivation(compile=compile) if signed else DorefaActivation(compile)

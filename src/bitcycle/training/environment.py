@@ -41,9 +41,8 @@ def describe_environment(device: torch.device) -> dict[str, Any]:
 
 def processor(device: torch.device) -> str:
     """The name of the GPU or CPU in use."""
-    return (
-        device_name(device) or cpu_entry("model name") or platform.processor() or platform.machine()
-    )  # the last two give fewer details
+    # the last two give fewer details
+    return device_name(device) or cpu_entry("model name") or platform.processor() or platform.machine()
 
 
 def instruction_set() -> str:

@@ -32,9 +32,8 @@ def counterpart(module: nn.Module) -> type[nn.Module] | None:
         return CONVERSIONS[kind]
     if not isinstance(module, nn.Linear | nn.modules.conv._ConvNd) or is_parametrized(module):
         return None
-    if isinstance(
-        module, Quantized | NonDynamicallyQuantizableLinear
-    ):  # nn.MultiheadAttention reads the latter's weight
+    # nn.MultiheadAttention reads the weight of the second
+    if isinstance(module, Quantized | NonDynamicallyQuantizableLinear):
         return None
     base = next((base for base in kind.__mro__ if base in CONVERSIONS), None)
     if base is None or getattr(module, "stays_float", False):  # a module.FloatLinear

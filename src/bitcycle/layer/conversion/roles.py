@@ -143,9 +143,8 @@ def layer_roles(layers: Mapping[str, nn.Module], order: Sequence[Call]) -> dict[
     touched = [call for call in order if not isinstance(layers.get(call.name), MatrixProduct)]  # without a weight
     weighted = [call for call in touched if call.name in layers or call.kind != "embedding"]
     called = {call.name for call in order}
-    readers = [
-        call for call in touched if call.name in layers or call.kind != "other"
-    ]  # others may be learned positions
+    # others may be learned positions
+    readers = [call for call in touched if call.name in layers or call.kind != "other"]
     first = _group(readers[0], readers) & called if readers else set()
     last = _group(weighted[-1], weighted) & called - first if len(weighted) > 1 else set()
     roles: dict[str, tuple[str, ...]] = {}

@@ -53,8 +53,8 @@ def quantize_scaled(x: Tensor, largest: Tensor, element: Tensor, bits: Tensor, n
     return torch.where(bits > 0, round_to_element(x * scale, element, noise) / scale, x)
 
 
-class Scaling(Formatted):
-    """The magnitude mapped to the end of the format's range: the largest of this tensor, or of the last calls."""
+class Scaled(Formatted):
+    """Maps the largest magnitude, of this tensor or of the last calls, to the end of the format's range."""
 
     history: Tensor
 
@@ -85,7 +85,7 @@ class Scaling(Formatted):
         return remembered
 
 
-class Fp8Quantizer(Scaling, TensorQuantizer):
+class Fp8Quantizer(Scaled, TensorQuantizer):
     """Weights or activations with one scale, straight-through."""
 
     steps_are_independent = True  # a sequence has one scale
@@ -104,7 +104,7 @@ class Fp8Quantizer(Scaling, TensorQuantizer):
         return self.quantized(x, bits)
 
 
-class Fp8Gradient(Scaling, GradientQuantizer):
+class Fp8Gradient(Scaled, GradientQuantizer):
     """Gradients with one scale."""
 
     def quantize(self, gradient: Tensor, bits: Tensor, step_key: Tensor, layer_key: Tensor) -> Tensor:

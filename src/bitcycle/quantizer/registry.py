@@ -12,6 +12,8 @@ from bitcycle.quantizer.base import ROLES, QuantizerOptions
 from bitcycle.randomness import int32_key
 from bitcycle.settings import SettingError, nearest
 
+OUTSIDE, REMEDY = "is outside the range of a precision", "use 1 to 32, where 32 means float32"
+
 
 @dataclass
 class NoQuantizer(QuantizerOptions):
@@ -33,9 +35,9 @@ def encode_bits(bits: int) -> int:
     """Bits in the quantizers' encoding, where 0 denotes float32: 32 (and 0) become 0. Raises SettingError outside of 0 to 32."""
     given: object = bits
     if isinstance(given, bool) or not isinstance(given, Integral):
-        raise SettingError("bits", bits, "is not a whole number", "use 1 to 32, where 32 means float32")
+        raise SettingError("bits", bits, "is not a whole number", REMEDY)
     if not 0 <= bits <= FLOAT:
-        raise SettingError("bits", bits, "is outside the range of a precision", "use 1 to 32, where 32 means float32")
+        raise SettingError("bits", bits, OUTSIDE, REMEDY)
     return 0 if bits == FLOAT else int(bits)
 
 
@@ -75,9 +77,10 @@ def quantize(
         raise SettingError("x", kind, "is not a tensor of floating-point numbers", "convert it, e.g. by x.float()")
     if role not in ROLES:
         raise SettingError("role", role, "is not a role of a tensor", nearest(role, ROLES))
-    if bits == 0 and not isinstance(bits, bool):  # which is float32 in the encoding only
-        raise SettingError("bits", bits, "is outside the range of a precision", "use 1 to 32, where 32 means float32")
-    encoded = torch.tensor(encode_bits(bits), device=x.device)
+    number = encode_bits(bits)
+    if bits == 0:  # which is float32 in the encoding only
+        raise SettingError("bits", bits, OUTSIDE, REMEDY)
+    encoded = torch.tensor(number, device=x.device)
     options.check_bits(role, bits)
     if isinstance(options, NoQuantizer) or not x.numel():
         return x
@@ -89,6 +92,6 @@ def quantize(
         key = torch.tensor(int32_key(seed), dtype=torch.int32, device=x.device)
         return options.gradient(compile=False).quantize(x, encoded, key, torch.zeros_like(key))
     module = options.weight(compile=False) if role == "weight" else options.activation(compile=False, signed=signed)
-    module.to(x.device).prepare(x.detach(), encode_bits(bits))
+    module.to(x.device).prepare(x.detach(), number)
     y: Tensor = module(x, encoded)
     return y if x.requires_grad else y.detach()

@@ -40,7 +40,9 @@ class FinalWeight(TensorQuantizer):
 
 
 def finalize(
-    model: nn.Module, bits: int | Precision | None = None, path: str | Path | None = None
+    model: nn.Module,
+    bits: int | Precision | tuple[int, int, int] | None = None,
+    path: str | Path | None = None,
 ) -> dict[str, Tensor]:
     """The tensors of a converted model with integer weights; the model itself is unchanged.
 

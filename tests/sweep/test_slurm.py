@@ -271,10 +271,15 @@ def test_what_is_wrong_is_said(slurm, tmp_path):
 @pytest.mark.parametrize(
     ("parameter", "value", "words"),
     [
-        ("array_size", -1, "is not a number. Remedy: use 1 or more, or null"),  # no job was submitted, in silence
-        ("array_parallelism", None, "is not a number. Remedy: use 1 or more"),
-        ("poll_seconds", "often", "is not a number"),  # noticed after the submission
-        ("gpus_per_node", "a100:2", "is not a number"),
+        (
+            "array_size",
+            -1,
+            "is not a number of 1 or more. Remedy: write a number, or null",
+        ),  # no job was submitted, in silence
+        ("array_size", 0, "is not a number of 1 or more"),
+        ("array_parallelism", None, "is not a number of 1 or more. Remedy: write a number"),
+        ("poll_seconds", "often", "is not a number of 0 or more"),  # noticed after the submission
+        ("gpus_per_node", "a100:2", "is not a number of 0 or more"),
         ("setup", "module load cuda", r"is not a list. Remedy: write hydra.launcher.setup=\['module load cuda'\]"),
         ("timeout_min", 2, r"leaves no time to train.* 120 s .*lower hydra.launcher.signal_delay_s"),
     ],

@@ -34,9 +34,10 @@ OWN = (
     "additional_parameters",
 )
 """Parameters that are not passed to submitit unchanged."""
-NUMBERS = ("array_parallelism", "poll_seconds", "signal_delay_s", "max_num_timeout")
-OPTIONAL_NUMBERS = ("array_size", "nodes", "gpus_per_node", "tasks_per_node", "cpus_per_task")
-"""Those that may be null."""
+LEAST = {"array_parallelism": 1, "poll_seconds": 0, "signal_delay_s": 0, "max_num_timeout": 0}
+"""Smallest values of numbers."""
+LEAST_OR_NULL = {"array_size": 1, "nodes": 1, "gpus_per_node": 0, "tasks_per_node": 1, "cpus_per_task": 1}
+"""The same of numbers that may be null."""
 
 
 class SlurmLauncher(Launcher):
@@ -162,11 +163,13 @@ class SlurmLauncher(Launcher):
 
 def check(parameters: Mapping[str, Any]) -> None:
     """Raise SettingError for parameters with which no job could be submitted or none could train."""
-    for name in (*NUMBERS, *OPTIONAL_NUMBERS):
+    for name, least in (LEAST | LEAST_OR_NULL).items():
         number = parameters.get(name)
-        if not ((isinstance(number, (int, float)) and number >= 0) or (number is None and name in OPTIONAL_NUMBERS)):
-            remedy = "use 1 or more" + (", or null" if name in OPTIONAL_NUMBERS else "")
-            raise SettingError(f"hydra.launcher.{name}", number, "is not a number", remedy)
+        if number is None and name in LEAST_OR_NULL:
+            continue
+        if not isinstance(number, int | float) or number < least:
+            remedy = "write a number" + (", or null" if name in LEAST_OR_NULL else "")
+            raise SettingError(f"hydra.launcher.{name}", number, f"is not a number of {least} or more", remedy)
     setup, minutes, warning = parameters.get("setup"), parameters.get("timeout_min"), parameters["signal_delay_s"]
     if isinstance(setup, str):
         raise SettingError("hydra.launcher.setup", setup, "is not a list", f"write hydra.launcher.setup=['{setup}']")

@@ -240,7 +240,8 @@ def test_a_preference_for_full_precision_is_that_between_equal_splits_of_each_bu
     uneven = split_cells({128: (40, 30), 640: (50, 60), 896: (50, 70)}, (0.0, 0.5))  # have no thirds
     for rows, expected in ((short, -1.0), (mirrored, 1.0)):
         found = verdict("partial/fig3-c2", *split_cells(rows, thirds), *uneven)
-        assert found.estimate == pytest.approx(expected) and found.n == 3
+        assert found.estimate == pytest.approx(expected) and (found.n, found.trainings) == (3, 24)
+        assert found.rule.startswith("a minus b falls with steps")
 
 
 def test_speedups_are_of_equal_seeds():

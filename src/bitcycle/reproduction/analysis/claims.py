@@ -166,6 +166,7 @@ def rule_of(claim: Claim, margin: float | None = None) -> str:
         reference="the published number" if isinstance(claim.reference, Mapping) else f"{float(claim.reference):g}",
         margin=(f"{claim.percent:g} % of b" if limit is None else f"{limit:.3g}") + f" {claim.unit}",
         by=" and with ".join(as_list(claim.by)) if claim.by else "",
+        ours="a minus b" if claim.arms else "a",
     )
     arms = f"a: {described(claim.a) or 'all'}" + "".join(f"; b: {described(arm)}" for arm in claim.arms)
     where = f"; where {described(claim.where)}" if claim.where else ""

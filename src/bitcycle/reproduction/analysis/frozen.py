@@ -4,9 +4,9 @@ A family is a file results/published/families/NAME.yaml: when it was frozen, the
 fingerprint of its test, its seeds, and the power at the published effect. Training for a family and judging it both refuse a
 claim whose test has another fingerprint. After a result, a test can only be changed as an amendment (`amended` in the claim's
 entry): the claim is then exploratory, and decided by new seeds alone, in a family of their own. A frozen test that turns out
-to be wrong is `withdrawn` in its family, and decides nothing any more; its claim can be amended and frozen anew. A family counts
-only runs of its seeds that finished since it was frozen, and is tested at half of them and at the end, however many are trained
-in between. If the sweep is given other settings after its first runs, it has no test.
+to be wrong is `withdrawn` in its family and no longer decides anything; the claim can then be amended and frozen again. A family
+counts only runs of its seeds that finished since it was frozen, and is tested at half of them and at the end, however many are
+trained in between. If the sweep is given other settings after its first runs, it has no test.
 """
 
 import hashlib

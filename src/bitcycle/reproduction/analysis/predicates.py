@@ -169,7 +169,7 @@ def _trend(claim: Claim, by: str, ours: Sequence[Cell], theirs: Sequence[Cell]) 
     blocks = panels.mean()[panels.size() == panels.size().max()]
     value, interval, values = rule.trend_test(blocks.to_numpy(), 1 if claim.predicate == "rising" else -1)
     tested = Estimate(value, None, 0, len(blocks))
-    return Outcome(values, tested, value, interval, None, [_bare(ours)])
+    return Outcome(values, tested, value, interval, None, [_bare([*ours, *theirs])])
 
 
 def _at(claim: Claim, cells: Sequence[Cell], theirs: Sequence[Cell], seed: str) -> float | None:

@@ -109,6 +109,7 @@ EXPERIMENTS: dict[str, tuple[Sequence[str], Settings, dict[str, Settings]]] = {
                 **_schedule("hlhlp", lengths=None),
             },
             "the longer float network, 8,800 steps": {**FIRST_PHASE, **_schedule("fine_tuning", lengths=[22, 6])},
+            "a float network as long as HLHLp, 11,200 steps": FLOAT,
         },
     ),
     **{

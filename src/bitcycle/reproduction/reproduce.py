@@ -42,14 +42,14 @@ def reproduce(root: Path, scale: str, pool: LocalPool) -> int:
 
 
 def draw_all(root: Path, scale: str, target: Path) -> tuple[int, list[Entry]]:
-    """Make the analyses, figures and tables of all finished runs of a scale in the folder `target`; returns the exit code of the
-    analyses, and the items."""
+    """Make the analyses, figures and tables of all finished runs of a scale in the folder `target`; returns the exit code of
+    analyses and collection, and the items."""
     settings = {"scale": scale, "results_root": str(RUNS)}
     analysed = analyse(sweeps_with_analyses(root), settings, root / "conf")
     record_all(root, (scale,))
     summary = target / "summary" / "runs.csv"
-    collect(RUNS / scale, summary)
-    return analysed, make_all(root, target, summary)
+    collected = guarded(lambda: collect(RUNS / scale, summary))  # a damaged run keeps no figure from being drawn
+    return worst([analysed, collected]), make_all(root, target, summary)
 
 
 def train_all(root: Path, scale: str, pool: LocalPool, sweeps: Iterable[str] | None = None) -> int:

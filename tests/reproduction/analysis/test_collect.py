@@ -1,10 +1,12 @@
 """Rows of runs.csv."""
 
+import json
 import time
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
+from bitcycle.errors import RunError
 from bitcycle.files import read_csv
 from bitcycle.reproduction.analysis import collect
 from bitcycle.reproduction.analysis.collect import collect_folders, is_accuracy, summary_row
@@ -41,3 +43,34 @@ def test_two_campaigns_that_add_to_one_file_at_a_time_lose_no_row(finished_digit
     with ThreadPoolExecutor() as pool:
         list(pool.map(lambda folder: collect_folders([folder], summary), folders))
     assert [row["seed"] for row in read_csv(summary)] == ["0", "1"]
+
+
+DAMAGES = {
+    "torn": (
+        lambda text: text[:-30],
+        r"has \d+ whole lines, and the evaluation after the last step, \d+, is not among",
+    ),
+    "empty": (lambda text: b"", "has 0 whole lines"),
+    "no JSON": (lambda text: text.replace(b'"step"', b"step", 1), "line 1 of"),
+    "no UTF-8": (lambda text: text.replace(b"evaluation", b"\xff\xfe", 1), r"line \d+ of .*utf-8"),
+}
+
+
+@pytest.mark.parametrize("damage", DAMAGES)
+def test_a_damaged_run_stops_no_other_and_is_named(damage, finished_digits, copied_digits, tmp_path):
+    """A torn last evaluation was collected as if the run had ended before it, and a damaged line stopped all."""
+    change, words = DAMAGES[damage]
+    broken, whole, summary = copied_digits(), finished_digits("seed=1"), tmp_path / "summary" / "runs.csv"
+    broken.folder.metrics.write_bytes(change(broken.folder.metrics.read_bytes()))
+    with pytest.raises(RunError, match=rf"(?s)1 finished run was not collected.*{words}.*; restore the file") as caught:
+        collect_folders([broken.folder, whole.folder], summary)
+    assert str(broken.folder.metrics) in str(caught.value)
+    assert [row["seed"] for row in read_csv(summary)] == ["1"]
+    assert len(list((summary.parent / "curves").iterdir())) == 1
+
+
+def test_a_torn_line_of_a_run_in_progress_is_no_damage(copied_digits, tmp_path):
+    begun = copied_digits().folder
+    begun.status.write_text(json.dumps(begun.read_status() | {"state": "running"}))
+    begun.metrics.write_bytes(begun.metrics.read_bytes()[:-30])
+    assert collect_folders([begun], tmp_path / "runs.csv") == []

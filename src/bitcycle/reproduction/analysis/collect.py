@@ -16,6 +16,7 @@ from typing import Any
 from omegaconf import OmegaConf
 
 from bitcycle.door import parser_of
+from bitcycle.errors import RunError
 from bitcycle.files import RUNS, locked, read_csv, read_object, read_records, write_bytes, write_csv
 from bitcycle.picture.curve import AT_Q_MAX, curve_of
 from bitcycle.reproduction.measurement.artifacts import ANALYSES, IDENTITY, copy_results, run_name
@@ -37,24 +38,35 @@ CURVES = "curves"
 
 
 def collect(root: Path, summary: Path) -> list[dict[str, str]]:
-    """Add the finished runs below `root` to the file `summary`, with curves and analyses next to it; returns all its rows."""
+    """Add the finished runs below `root` to the file `summary`, with curves and analyses next to it; returns all its rows. Raises
+    RunError as `collect_folders`."""
     return collect_folders([RunFolder(path.parent) for path in sorted(root.rglob("summary.json"))], summary)
 
 
 def collect_folders(folders: Iterable[RunFolder], summary: Path) -> list[dict[str, str]]:
-    """The same for given run folders. Processes that add to the same file wait for each other."""
+    """The same for given run folders. Processes that add to the same file wait for each other. Raises RunError, when all others
+    are added, if records of finished runs cannot be read; what was collected of these runs earlier is kept."""
+    damaged = []
     with locked(summary):
         rows = {identity(row): row for row in read_csv(summary, missing_ok=True)}
         for folder in folders:
             if folder.state() != "done" or not folder.config.exists():
                 print(f"skipping {folder.path}: not finished, or incomplete", file=sys.stderr)
-            else:
+                continue
+            try:
                 row = summary_row(folder)
-                rows[identity(row)] = row
                 write_curve(folder, summary.parent / CURVES)
-                copy_results(folder, row, summary.parent / ANALYSES)
+            except RunError as error:
+                damaged.append(str(error))
+                continue
+            rows[identity(row)] = row
+            copy_results(folder, row, summary.parent / ANALYSES)
         ordered = sorted(rows.values(), key=lambda row: [row[name] for name in COLUMNS[:9]])
         write_csv(summary, COLUMNS, ordered)
+    if damaged:
+        number = "1 finished run was" if len(damaged) == 1 else f"{len(damaged)} finished runs were"
+        remedy = "where a file cannot be restored, delete the run's folder and run its command again"
+        raise RunError("\n  ".join([f"{number} not collected, all others were; {remedy}:", *damaged]))
     return ordered
 
 
@@ -102,10 +114,15 @@ def curve_name(row: Mapping[str, Any]) -> str:
 
 
 def write_curve(folder: RunFolder, target: Path) -> Path:
-    """Write the curve of a finished run to the folder `target`; returns its path."""
-    summary = folder.read_summary()
+    """Write the curve of a finished run to the folder `target`; returns its path. Raises RunError if a record is damaged, or if
+    the last evaluation is missing."""
+    summary, records = folder.read_summary(), read_records(folder.metrics)
+    # a run ends with an evaluation; without it the file was cut, although each of its lines is whole
+    if not any(record["kind"] == "evaluation" and record["step"] == summary["total_steps"] for record in records):
+        lost = f"the evaluation after the last step, {summary['total_steps']}, is not among them"
+        raise RunError(f"{folder.metrics} has {len(records)} whole lines, and {lost}; restore the file")
     path = target / curve_name(summary)
-    text = json.dumps(curve_of(read_records(folder.metrics), summary), separators=(",", ":"), sort_keys=True)
+    text = json.dumps(curve_of(records, summary), separators=(",", ":"), sort_keys=True)
     # without time and name in the header, so that equal curves are equal files
     write_bytes(path, gzip.compress(text.encode(), mtime=0))
     return path

@@ -8,6 +8,7 @@ import subprocess
 import sys
 import threading
 import time
+from contextlib import ExitStack
 from pathlib import Path
 
 import pytest
@@ -58,6 +59,16 @@ raise SystemExit(count)
 def test_gpus_are_dealt_out_in_turn(script):
     code = "import os; raise SystemExit(10 + int(os.environ['CUDA_VISIBLE_DEVICES']))"
     assert set(LocalPool(4, gpus=2).run([script(f"import time; time.sleep(1); {code}")] * 4)) == {10, 11}
+
+
+def test_what_another_process_begins_at_the_same_moment_comes_last(tmp_path, script):
+    """It was called failed, and the sweep ended with 1 although every run was trained."""
+    code = (
+        "import pathlib, sys; done = pathlib.Path(sys.argv[1]); code = not done.exists(); done.touch(); sys.exit(code)"
+    )
+    taken = iter([False, True, False])  # when it is begun, when it has failed, and after the other run
+    commands = [script(code, str(tmp_path / "first")), script("pass")]
+    assert LocalPool(1, method="spawn").run(commands, lambda number: number == 0 and next(taken, False)) == [0, 0]
 
 
 # Forked.
@@ -154,6 +165,25 @@ def test_a_failing_run_stops_no_other_and_gives_the_exit_code(command, tmp_path)
     assert code == 1, errors
     assert re.search(r"failed .*\bseed=0\b.* \(exit code 1\)", errors), errors
     assert RunFolder(planned.path.parent / "seed=1").state() == "done"
+
+
+def test_runs_of_another_process_come_last_and_are_waited_for(command, tmp_path):
+    """They were left out with exit code 0, or with 1 if the other process began them during the sweep."""
+    first, second = [run.folder for run in stock([{"seed": "0"}, {"seed": "1"}], tmp_path)]
+    other = ExitStack()
+    other.enter_context(first.lock())
+
+    def stop_when_the_other_run_is_done():
+        deadline = time.monotonic() + 180
+        while second.state() != "done" and time.monotonic() < deadline:
+            time.sleep(0.05)
+        other.close()
+
+    threading.Thread(target=stop_when_the_other_run_is_done).start()
+    code, _, errors = command("-m", *SMALL, "seed=0,1")
+    assert code == 0, errors
+    assert f"comes last, as another process is training it: {first.path}" in errors
+    assert first.state() == second.state() == "done"
 
 
 def test_a_sweep_file_runs_at_the_scale_that_is_asked_for(tmp_path):

@@ -40,11 +40,12 @@ def worst(codes: Sequence[int]) -> int:
     return max(known, key=SEVERITY.index, default=EXIT_DONE)
 
 
-def report(runs: Sequence[SweepRun], title: str, dry_run: str) -> list[SweepRun]:
+def report(runs: Sequence[SweepRun], title: str, dry_run: str, waits: bool = False) -> list[SweepRun]:
     """Print the states of a sweep's runs and return the runs to launch or to wait for.
 
-    Runs that are done, invalid, waiting for another run's weights, or in progress outside a job queue are omitted. If `dry_run`
-    is true or json, all runs are also printed to standard output, as a table with state and cost or as JSON.
+    Runs that are done, invalid or waiting for another run's weights are omitted, as are those in progress outside a job queue,
+    unless the launcher `waits` for them. If `dry_run` is true or json, all runs are also printed to standard output, as a table
+    with state and cost or as JSON.
     """
     states = [(run, run.state) for run in runs]
     title = (f"{title}: " if title else "") + count_states([state for _, state in states])
@@ -59,8 +60,12 @@ def report(runs: Sequence[SweepRun], title: str, dry_run: str) -> list[SweepRun]
         if state in words:
             print(f"{words[state]}: {run.problem} [{' '.join(run.arguments)}]", file=sys.stderr)
         elif state == "running":
-            print(f"skipped, as another process is training it: {run.path}", file=sys.stderr)
-    return [run for run, state in states if run.path and state not in ("done", "running")]
+            print(
+                f"{'comes last' if waits else 'skipped'}, as another process is training it: {run.path}",
+                file=sys.stderr,
+            )
+    omitted = ("done",) if waits else ("done", "running")
+    return [run for run, state in states if run.path and state not in omitted]
 
 
 def count_states(states: Sequence[str]) -> str:

@@ -14,7 +14,7 @@ from typing import TypeVar
 
 import torch
 
-from bitcycle.errors import EXIT_INTERRUPTED
+from bitcycle.errors import EXIT_FAILED, EXIT_INTERRUPTED
 from bitcycle.signals import record_signals
 from bitcycle.sweep.forkserver import restore, start
 from bitcycle.sweep.progress import SweepProgress, tell
@@ -51,22 +51,51 @@ class LocalPool:
         self.until = math.inf
         """Time (`time.monotonic`) from which runs in progress are stopped as by a signal, and none begins."""
 
-    def run(self, commands: Sequence[Sequence[str]]) -> list[int]:
-        """Run scripts with their arguments; returns their exit codes, 75 for scripts not run because of a signal."""
-        codes = [EXIT_INTERRUPTED] * len(commands)
-        waiting = iter(enumerate(commands))
+    def run(
+        self, commands: Sequence[Sequence[str]], is_taken: Callable[[int], bool] = lambda number: False
+    ) -> list[int]:
+        """Run scripts with their arguments; returns their exit codes, 75 for scripts not run because of a signal.
+
+        Those whose run another process is training, as `is_taken` says of their number, come last and wait until it has ended;
+        they then find the run finished, or go on with it.
+        """
+        codes, left = [EXIT_INTERRUPTED] * len(commands), list(range(len(commands)))
+
+        def take() -> tuple[int, Sequence[str]] | None:
+            number = next((number for number in left if not is_taken(number)), None)
+            if number is None:
+                return None
+            left.remove(number)
+            return number, commands[number]
+
+        def put_back(number: int) -> bool:
+            if is_taken(number):
+                left.append(number)
+                return True
+            return False
 
         def ended(number: int, code: int) -> None:
             codes[number] = code
             progress.show(1)
 
         with SweepProgress(len(commands)) as progress:
-            self.serve(lambda: next(waiting, None), ended)
+            while left and self.stopped_by is None:
+                self.serve(take, ended, put_back)
+                if left and self.stopped_by is None:
+                    logger.info("waiting for %d runs that another process is training", len(left))
+                    while all(map(is_taken, left)):
+                        time.sleep(POLL_SECONDS)
         return codes
 
-    def serve(self, take: Callable[[], tuple[K, Sequence[str]] | None], ended: Callable[[K, int], None]) -> None:
+    def serve(
+        self,
+        take: Callable[[], tuple[K, Sequence[str]] | None],
+        ended: Callable[[K, int], None],
+        put_back: Callable[[K], bool] = lambda key: False,
+    ) -> None:
         """Run scripts until none are left or a signal arrives: `take` returns the next one as (key, script with arguments), or
-        None if there is none until another run ends; `ended` is called with key and exit code of each run that has ended."""
+        None if there is none until another run ends; `ended` is called with key and exit code of each run that has ended, except
+        a failed one that `put_back` keeps for later, as another process had begun its run at the same moment."""
         running: dict[int, tuple[K, Sequence[str], BaseProcess]] = {}  # by slot; each slot has a GPU and an output file
         is_empty, passed_on = False, 0
         with tempfile.TemporaryDirectory() as scratch, record_signals() as signals:
@@ -89,11 +118,14 @@ class LocalPool:
                     if code is not None:
                         del running[slot]
                         is_empty = False
+                        lines = output.read_text(errors="replace").strip().splitlines()
+                        output.unlink()
+                        if code == EXIT_FAILED and put_back(key):
+                            continue
                         if signals and code == -signal.SIGTERM:  # killed before it had installed its signal handler
                             code = EXIT_INTERRUPTED
                         settings = " ".join(argument for argument in command if "=" in argument)
-                        tell(settings, code, output.read_text(errors="replace").strip().splitlines())
-                        output.unlink()
+                        tell(settings, code, lines)
                         ended(key, code)
                 time.sleep(POLL_SECONDS)
 

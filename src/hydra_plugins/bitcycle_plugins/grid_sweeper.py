@@ -84,7 +84,7 @@ class GridSweeper(Sweeper):
             unfinished = [run.folder.path for run in runs if run.path and run.state != "done"]
             runs = mark(runs, {str(path) for path in self.runner.queued(unfinished)}, "queued")
         dry_run = fixed.get("dry_run", "false").lower()  # Hydra says True
-        missing = report(runs, sweep.title, dry_run)
+        missing = report(runs, sweep.title, dry_run, getattr(self.runner, "waits_for_others", False))
         codes = [EXIT_WRONG_CONFIGURATION for run in runs if run.path is None]
         located = [run for run in runs if run.path is not None]
         names = [str(override.value()) for override in overrides if override.key_or_group == GROUP]

@@ -13,6 +13,9 @@ class LocalLauncher(BasicLauncher):
     """Runs the jobs of a sweep on this machine, as many in parallel as `bitcycle.sweep.local.useful_workers` says if `workers`
     is None: those of other sweepers, which need their metrics, one after the other."""
 
+    waits_for_others = True
+    """Runs that another process is training may be launched, too; other launchers are not given them."""
+
     def __init__(self, workers: int | None = None, runs_per_gpu: int = 1) -> None:
         super().__init__()
         self.workers, self.runs_per_gpu = workers, runs_per_gpu
@@ -22,14 +25,16 @@ class LocalLauncher(BasicLauncher):
         return set()
 
     def launch_into(self, job_overrides: Sequence[Sequence[str]], folders: Sequence[Path]) -> list[int]:
-        """Run every job in parallel and return the exit codes."""
+        """Run every job in parallel and return the exit codes; what another process is training is waited for."""
         from bitcycle.sweep.local import LocalPool, train_command, useful_workers
+        from bitcycle.training.run_folder import RunFolder
 
         for name, number in {"workers": self.workers, "runs_per_gpu": self.runs_per_gpu}.items():
             if number is not None and not (isinstance(number, int) and number > 0):
                 raise SettingError(f"hydra.launcher.{name}", number, "is not a number of runs", "use 1 or more")
         workers = min(self.workers or useful_workers(self.runs_per_gpu), len(job_overrides))
-        return LocalPool(workers).run([train_command(root_of(self.config), words) for words in job_overrides])
+        commands = [train_command(root_of(self.config), words) for words in job_overrides]
+        return LocalPool(workers).run(commands, lambda number: RunFolder(folders[number]).is_in_use())
 
 
 def root_of(config: DictConfig | None) -> Path:

@@ -8,15 +8,17 @@ from bitcycle.files import resource_root
 from bitcycle.reproduction.analysis.items import PUBLISHED, read_items
 from bitcycle.reproduction.figure.table import show_sweep, sweep_tables
 from bitcycle.reproduction.manifest import read_manifest
-from bitcycle.sweep.table import FinishedSetting, finished_settings, show_runs, table_of
-from tests.conftest import ROOT
+from bitcycle.sweep.registry import SweepRun
+from bitcycle.sweep.table import FinishedSetting, finished_runs, finished_settings, show_runs, table_of
+from tests.conftest import ROOT, configure
 
 
 @pytest.fixture
 def finished(finished_digits):
-    return finished_digits(
+    folder = finished_digits(
         "schedule=RTH", "schedule.cycles=2", "training.steps=8", "training.evaluation_steps=8"
     ).folder
+    return folder, folder.read_summary()
 
 
 def cells(table):
@@ -25,7 +27,7 @@ def cells(table):
 
 
 def test_runs_of_a_users_own_have_a_plain_table(finished, capsys):
-    summary = finished.read_summary()
+    summary = finished[1]
     table = cells(table_of(finished_settings([finished])))
     assert table["n"] == ["1"] and float(table["test_accuracy (%)"][0]) == pytest.approx(summary["final"], rel=1e-3)
     cost = summary["cost"]["total"]["relative_to_static"]
@@ -59,18 +61,49 @@ def test_settings_of_one_schedule_have_a_column_beside_other_schedules():
     assert table["schedule.q_max"] == ["5", "8", "8"] and "schedule.cycles" not in table
 
 
+@pytest.mark.parametrize("asked", ["hardware.convention=cpt", "hardware=bitfusion", "hardware.count=with_bn"])
+def test_costs_are_those_that_the_command_asks_for(asked, digits, copied_digits):
+    """A sweep whose runs were finished showed the cost as it was counted before, whatever it was asked for."""
+    first, second = [copied_digits("schedule=CR", f"seed={seed}") for seed in (0, 1)]
+    other = digits("schedule=CR", asked)
+    runs = [SweepRun({}, str(run.folder.path), config=other.config) for run in (first, second)]
+    for _, summary in finished_runs(runs):
+        assert summary["cost"]["total"] == other.cost().summary()
+    as_recorded = SweepRun({}, str(second.folder.path), config=first.config)
+    [(_, summary)] = finished_runs([as_recorded])
+    assert summary["cost"]["total"]["gbitops"] == first.cost().gbitops
+
+
+@pytest.mark.parametrize(
+    ("recorded", "asked", "same"),
+    [
+        ("hardware=bitops", "hardware=bitops", True),
+        ("hardware=bitfusion", "hardware=bitops", True),
+        ("hardware=bitops", "hardware=bitfusion", False),
+        ("hardware.convention=cpt", "hardware=bitops", False),
+        ("hardware.run_samples=9", "hardware=bitops", True),  # without effect
+        ("hardware.convention=cpt hardware.run_samples=9", "hardware.convention=cpt", False),
+    ],
+)
+def test_what_is_counted_again(recorded, asked, same):
+    """Planning a large network takes seconds, so a sweep counts again only what other numbers would follow from."""
+    counting = configure(*recorded.split()).hardware.counting()
+    assert configure(asked).hardware.is_recorded(counting) is same
+    own = {**counting, "source": "0af1"}
+    assert not configure(asked).hardware.is_recorded(own)
+
+
 def test_unfinished_runs_are_left_out(digits, capsys):
-    show_runs([digits("seed=5").folder])
+    show_runs(finished_runs([SweepRun({}, str(digits("seed=5").folder.path))]))
     assert not capsys.readouterr().out
 
 
-def test_a_sweep_of_a_paper_shows_published_numbers_beside_its_runs(finished, monkeypatch):
+def test_a_sweep_of_a_paper_shows_published_numbers_beside_its_runs(finished):
     """The run takes the place of one that the manifest of the item names."""
     [item] = [item for item in read_items(resource_root() / PUBLISHED) if item.id == "cpt/table6"]
     place = next(p for p in read_manifest(ROOT / "results" / "manifest" / "cpt" / "table6.csv") if p.scale == "smoke")
-    real = finished.read_summary()
-    monkeypatch.setattr(type(finished), "read_summary", lambda self: {**real, "hash": place.hash})
-    tables = sweep_tables(item.sweep, [finished])
+    folder, summary = finished
+    tables = sweep_tables(item.sweep, [(folder, {**summary, "hash": place.hash})])
     assert tables[0].caption.startswith("Published numbers")
     assert tables[-1].caption.startswith("Our runs"), [table.caption for table in tables]
     assert "ResNet-8" in str(tables[-1].rows)

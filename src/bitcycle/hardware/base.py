@@ -2,7 +2,7 @@
 
 from collections import Counter, defaultdict
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from fractions import Fraction
 from typing import Any, Optional
 
@@ -132,6 +132,19 @@ class HardwareOptions(Settings):
     run_samples: Optional[int] = setting(
         None, "training samples of the whole run, which the papers count as 8.192e6; null: as planned", minimum=1
     )
+
+    def counting(self) -> dict[str, Any]:
+        """How cost is counted: these settings as plain values, and the code of a user's own cost model."""
+        return {**asdict(self), **self.identity()}
+
+    def is_recorded(self, counting: Mapping[str, Any]) -> bool:
+        """Whether a cost that was counted in this way has the numbers of these settings."""
+        asked = {"source": None} | self.counting()
+        if self.rule("images") == "actual":
+            del asked["run_samples"]  # without effect
+        if self.name == "bitops" and "source" not in counting:
+            del asked["name"]  # the other cost models count bit operations in the same way
+        return all(counting.get(name) == value for name, value in asked.items())
 
     def rule(self, name: str) -> str:
         """Value of a rule of CONVENTIONS: `count` if it is set, else the value of the convention."""

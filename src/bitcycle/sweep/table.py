@@ -2,17 +2,27 @@
 
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
 from statistics import mean
 from typing import Any, NamedTuple
 
 from omegaconf import OmegaConf
+from rich.console import Console
+from rich.progress import track
 from rich.table import Table
 
+from bitcycle.sweep.registry import SweepRun
 from bitcycle.training.display import console
+from bitcycle.training.plan import Plan, make_plan
+from bitcycle.training.run import recounted
 from bitcycle.training.run_folder import RunFolder
 
 PLACES = ("data_root", "results_root")
 """Settings that hold paths of one machine."""
+
+
+Finished = tuple[RunFolder, Mapping[str, Any]]
+"""The folder of a finished run, and its summary."""
 
 
 class FinishedSetting(NamedTuple):
@@ -22,22 +32,35 @@ class FinishedSetting(NamedTuple):
     summaries: list[Mapping[str, Any]]
 
 
-def show_runs(folders: Iterable[RunFolder]) -> None:
-    """Print the table of the finished runs among these; nothing if none is finished."""
-    if found := finished_settings(folders):
-        console(180).print(table_of(found))
+def finished_runs(runs: Iterable[SweepRun]) -> list[Finished]:
+    """The finished runs among these. Costs are those of the settings of `runs`: counted again where others were recorded, as they
+    are no part of a run's name."""
+    done = [run for run in runs if run.path and run.state == "done" and run.folder.config.exists()]
+    plans: dict[str, Plan] = {}  # by hash: one for all seeds
+    found: list[Finished] = []
+    for run in track(done, "counting", console=Console(stderr=True), transient=True):
+        summary, name = run.folder.read_summary(), run.key[1]
+        if run.config is not None and not run.config.hardware.is_recorded(summary["counting"]):
+            plans[name] = plans.get(name) or make_plan(run.config)
+            summary = recounted(replace(plans[name], folder=run.folder))
+        found.append((run.folder, summary))
+    return found
 
 
-def finished_settings(folders: Iterable[RunFolder]) -> list[FinishedSetting]:
+def show_runs(finished: Sequence[Finished]) -> None:
+    """Print the table of finished runs; nothing if there are none."""
+    if finished:
+        console(180).print(table_of(finished_settings(finished)))
+
+
+def finished_settings(finished: Iterable[Finished]) -> list[FinishedSetting]:
     """The finished runs by setting, in their order."""
     found: dict[str, FinishedSetting] = {}
-    for folder in folders:
-        if folder.state() == "done" and folder.config.exists():
-            summary = folder.read_summary()
-            settings = dict(_flat(OmegaConf.to_container(OmegaConf.load(folder.config))))
-            for name in (*PLACES, "seed"):
-                settings.pop(name, None)
-            found.setdefault(summary["hash"], FinishedSetting(settings, [])).summaries.append(summary)
+    for folder, summary in finished:
+        settings = dict(_flat(OmegaConf.to_container(OmegaConf.load(folder.config))))
+        for name in (*PLACES, "seed"):
+            settings.pop(name, None)
+        found.setdefault(summary["hash"], FinishedSetting(settings, [])).summaries.append(summary)
     return list(found.values())
 
 

@@ -1,6 +1,5 @@
 """The plan of a run: length, precision, products, cost, folder. Planning reads no data and trains nothing."""
 
-import dataclasses
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -69,7 +68,7 @@ class Plan:
 
     def counting(self) -> dict[str, Any]:
         """How cost is counted: the settings of the hardware group as plain values, and the code of a user's own cost model."""
-        return {**dataclasses.asdict(self.config.hardware), **self.config.hardware.identity()}
+        return self.config.hardware.counting()
 
     def cost_bounds(self) -> tuple[Cost, Cost]:
         """The minimum and maximum cost of the whole run."""

@@ -80,11 +80,18 @@ def _resolved(plan: Plan) -> Plan:
 
 
 def _finished(plan: Plan) -> dict[str, Any]:
+    logger.info("already done: %s", plan.folder.path)
+    summary = recounted(plan)
+    if summary["counting"] != plan.folder.read_summary()["counting"]:
+        logger.info("the cost is counted again with these settings; summary.json keeps the one that was counted before")
+    return summary
+
+
+def recounted(plan: Plan) -> dict[str, Any]:
     """The summary of a finished run, with costs recomputed for the hardware settings of this configuration.
 
     The first recomputation that estimates an energy is recorded if it counts the same bit operations.
     """
-    logger.info("already done: %s", plan.folder.path)
     summary = plan.folder.read_summary()
     if summary["counting"] == plan.counting():
         return summary
@@ -95,7 +102,7 @@ def _finished(plan: Plan) -> dict[str, Any]:
         summary["cost"][part] = meter.cost().summary()
     first = plan.preliminary
     if first is not None and first.folder.state() == "done":
-        summary["preliminary"][first.schedule.name]["cost"] = _finished(first)["cost"]["total"]
+        summary["preliminary"][first.schedule.name]["cost"] = recounted(first)["cost"]["total"]
     summary["counting"] = plan.counting()
     total = summary["cost"]["total"]
     if recorded["energy_j"] is None and total["energy_j"] is not None and total["gbitops"] == recorded["gbitops"]:

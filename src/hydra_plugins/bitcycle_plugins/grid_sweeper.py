@@ -22,7 +22,6 @@ from bitcycle.sweep.grid import expand
 
 if TYPE_CHECKING:
     from bitcycle.sweep.registry import SweepRun
-    from bitcycle.training.run_folder import RunFolder
 
 GROUP = "sweeps"
 """Config group of the sweep files; its choice is not a setting of a run."""
@@ -95,7 +94,7 @@ class GridSweeper(Sweeper):
         if dry_run == "false":
             if missing:
                 codes += self._launch(missing, names, fixed)
-            _show("".join(names[:1]), [run.folder for run in located])
+            _show("".join(names[:1]), located)
         raise SweepEnded(worst(codes))
 
     def _launch(self, runs: "Sequence[SweepRun]", names: Sequence[str], fixed: Mapping[str, str]) -> list[int]:
@@ -108,19 +107,20 @@ class GridSweeper(Sweeper):
         return [_exit_code(job) for job in self.runner.launch(arguments, initial_job_idx=0)]
 
 
-def _show(name: str, folders: "Sequence[RunFolder]") -> None:
+def _show(name: str, runs: "Sequence[SweepRun]") -> None:
     """The tables of a paper, if `name` is one of its sweeps; else a plain table of the runs."""
     from bitcycle.door import reproduction
     from bitcycle.optional_imports import explain_missing
-    from bitcycle.sweep.table import show_runs
+    from bitcycle.sweep.table import finished_runs, show_runs
 
+    finished = finished_runs(runs)
     try:
         papers = reproduction("figure.table") if name else None
     except ModuleNotFoundError as error:
         print(f"no published numbers beside the results: {explain_missing(error) or error}", file=sys.stderr)
         papers = None
-    if papers is None or not papers.show_sweep(name, folders):
-        show_runs(folders)
+    if papers is None or not papers.show_sweep(name, finished):
+        show_runs(finished)
 
 
 def _exit_code(job: JobReturn) -> int:

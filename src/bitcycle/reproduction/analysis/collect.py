@@ -75,9 +75,9 @@ def identity(row: Mapping[str, str]) -> tuple[str, ...]:
     return tuple(row[name] for name in IDENTITY)
 
 
-def summary_row(folder: RunFolder) -> dict[str, str]:
-    """The row of a finished run, as it is read from runs.csv."""
-    summary, environment = folder.read_summary(), read_object(folder.environment)
+def summary_row(folder: RunFolder, recounted: Mapping[str, Any] | None = None) -> dict[str, str]:
+    """The row of a finished run, as it is read from runs.csv; `recounted`: its summary with costs that are counted otherwise."""
+    summary, environment = recounted or folder.read_summary(), read_object(folder.environment)
     config: Any = OmegaConf.to_container(OmegaConf.load(folder.config))
     schedule, hardware, cost = config["schedule"], summary["counting"], summary["cost"]
     values = {

@@ -30,8 +30,8 @@ from bitcycle.reproduction.figure.data import (
     our_network,
     panels_of,
 )
+from bitcycle.sweep.table import Finished
 from bitcycle.training.display import console
-from bitcycle.training.run_folder import RunFolder
 
 MACS_PER_GBITOP = 1e9 / 32**2
 """Effective MACs per GBitOp in FracTrain: a float MAC has 32 x 32 bit operations."""
@@ -254,9 +254,9 @@ def as_records(tables: Sequence[Table]) -> list[dict[str, str]]:
 # At the end of a sweep
 
 
-def show_sweep(name: str, folders: Iterable[RunFolder]) -> bool:
+def show_sweep(name: str, finished: Iterable[Finished]) -> bool:
     """Print the tables of the sweep PAPER/ITEM with these runs; returns whether it has any."""
-    screen, tables = console(180), sweep_tables(name, folders)
+    screen, tables = console(180), sweep_tables(name, finished)
     for table in tables:
         shown = Shown(*table.headings, title=table.caption, title_justify="left")
         for row in table.rows:
@@ -265,11 +265,11 @@ def show_sweep(name: str, folders: Iterable[RunFolder]) -> bool:
     return bool(tables)
 
 
-def sweep_tables(name: str, folders: Iterable[RunFolder]) -> list[Table]:
-    """The tables of the items of a sweep with only these runs; none if no paper has such a sweep or none of its runs is done."""
+def sweep_tables(name: str, finished: Iterable[Finished]) -> list[Table]:
+    """The tables of the items of a sweep with only these runs; none if no paper has such a sweep or there are no runs."""
     root = resource_root()
     items = [item for item in read_items(root / PUBLISHED) if item.sweep == name]
-    rows = [summary_row(folder) for folder in folders if folder.state() == "done" and folder.config.exists()]
+    rows = [summary_row(folder, summary) for folder, summary in finished]
     if not items or not rows:
         return []
     runs = read_runs(rows, SUMMARY)

@@ -38,6 +38,16 @@ def test_samples_are_counted_in_nested_inputs():
     assert sum(control.meter.histogram.values()) == 7
 
 
+@pytest.mark.parametrize("told", [0, 4])
+def test_a_first_batch_without_samples_is_named(told):
+    """It was the error of an inner part, samples=0, whose remedy was to give an input."""
+    model = OfDictionary()
+    control = linear_control(model)
+    control.step(0, samples=told)
+    with pytest.raises(SettingError, match=r"batch=\[\[0, 4\]\]: has no samples.*Remedy: leave out empty batches"):
+        model({"features": torch.randn(0, 4)})
+
+
 def test_samples_that_are_told_win_over_those_that_are_seen():
     model = OfDictionary()
     control = linear_control(model)

@@ -303,8 +303,13 @@ class PrecisionController:
         part: str,
         is_trained: tuple[bool, ...],
     ) -> None:
-        """Add the products of a forward pass of the first step."""
+        """Add the products of a forward pass of the first step. Raises SettingError for a batch without samples."""
         samples = samples_of(arguments, keywords, self.batch_dimension, self._samples_given)
+        if not samples:
+            shapes = [list(leaf.shape) for leaf in tree_leaves((arguments, keywords)) if isinstance(leaf, Tensor)]
+            problem = "has no samples, and the cost counts the products of the first training batch"
+            which = f"if dimension {self.batch_dimension} is not that of the samples, give batch_dimension"
+            raise SettingError("batch", shapes, problem, f"leave out empty batches, or {which}")
         passes_gradient = any(
             leaf.requires_grad for leaf in tree_leaves((arguments, keywords)) if isinstance(leaf, Tensor)
         )

@@ -5,12 +5,13 @@ every cluster has, and loses the results of all runs when one fails. So is the r
 `slurm_job`: submitit ignores the SIGTERM of a preemption.
 """
 
+import io
 import logging
 import os
 import shutil
 import sys
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, redirect_stderr
 from pathlib import Path
 from typing import Any
 
@@ -127,11 +128,14 @@ class SlurmLauncher(Launcher):
         more = (os.getcwd(), timeouts, self.own["signal_delay_s"])
         tasks = [SlurmJob(command, job.outcome_file, *more) for job, command in zip(array, commands, strict=True)]
         with _outside_of_jobs():
-            executor = self.executor(array[0].array, arrays)
+            executor, printed = self.executor(array[0].array, arrays), io.StringIO()
             try:
-                return str(executor.submit_array(tasks)[0].job_id).partition("_")[0]
+                with redirect_stderr(printed):  # submitit prints the message of a refusal before it raises it
+                    jobs = executor.submit_array(tasks)
             except (RuntimeError, ValueError) as error:  # submitit's own kinds of error derive from these
                 raise RunError(f"SLURM rejects the jobs: {str(error).strip()}") from error
+        print(printed.getvalue(), end="", file=sys.stderr)
+        return str(jobs[0].job_id).partition("_")[0]
 
     def executor(self, folder: Path, arrays: int) -> Any:
         """submitit's executor of one of several arrays; raises SettingError for a parameter that submitit does not have."""

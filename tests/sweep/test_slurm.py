@@ -4,6 +4,7 @@ import os
 import signal
 import time
 from contextlib import nullcontext
+from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
@@ -22,8 +23,10 @@ from bitcycle.sweep.slurm import (
     new_array,
     parse_queue,
     read_queue,
+    states_in_queue,
     wait_for_jobs,
 )
+from bitcycle.sweep.status import mark_queue, sweeps_table
 from hydra_plugins.bitcycle_plugins.slurm_launcher import SlurmLauncher
 from tests.conftest import ROOT
 from tests.slurm_cases import JobInSlurm, calls, fake
@@ -167,6 +170,49 @@ def test_runs_in_the_queue_say_so(tmp_path):
         "wrong",
         "done",
     ]
+
+
+def queue_says(tmp_path, monkeypatch, script):
+    fake(tmp_path / "bin", "squeue", script)
+    monkeypatch.setenv("PATH", f"{tmp_path / 'bin'}:{os.environ['PATH']}")
+
+
+def test_status_shows_what_waits_and_runs_in_slurm(tmp_path, array, monkeypatch):
+    """These runs were called missing."""
+    lines = [f"17_{job}|{array[0].array.name}|{state}|None" for job, state in enumerate(("RUNNING", "PENDING"))]
+    queue_says(tmp_path, monkeypatch, f"cat <<END\n{chr(10).join(lines)}\nEND")
+    monkeypatch.chdir(tmp_path)
+    runs = [SweepRun({}, name) for name in ("run0", "run1", "run2")] + [SweepRun({}, None, "wrong")]
+    queue = states_in_queue(Path(), [run.folder.path for run in runs[:3]])
+    assert queue == {Path("run0"): "running", Path("run1"): "queued"}
+    marked = mark_queue(runs, queue)
+    assert [run.state for run in marked] == ["running", "queued", "missing", "wrong"]
+    columns = sweeps_table([("mine", marked)], "", 1).columns
+    assert {str(each.header): next(iter(each.cells)) for each in columns if each.header in ("running", "queued")} == {
+        "running": "1",
+        "queued": "1",
+    }
+
+
+@pytest.mark.parametrize(
+    ("script", "said"), [("echo no controller >&2; exit 1", "no controller"), ("sleep 60", "has not answered for 0 s")]
+)
+def test_status_does_not_wait_for_a_queue_that_does_not_answer(script, said, tmp_path, array, monkeypatch, caplog):
+    queue_says(tmp_path, monkeypatch, script)
+    monkeypatch.setattr("bitcycle.sweep.slurm.GLANCE_SECONDS", 0.2)
+    began = time.monotonic()
+    assert states_in_queue(tmp_path, [job.run for job in array]) == {}
+    assert time.monotonic() - began < 10
+    assert said in caplog.text
+
+
+def test_status_asks_no_queue_that_is_not_there_or_has_no_jobs(tmp_path, array, monkeypatch, caplog):
+    monkeypatch.setenv("PATH", str(tmp_path))
+    assert states_in_queue(tmp_path, [array[0].run]) == {}
+    fake(tmp_path / "bin", "squeue", "exit 1")
+    monkeypatch.setenv("PATH", str(tmp_path / "bin"))
+    assert states_in_queue(tmp_path, [tmp_path / "never submitted"]) == {}
+    assert not caplog.messages and not calls(tmp_path / "bin", "squeue")
 
 
 @pytest.fixture

@@ -142,7 +142,7 @@ class SweepRun:
     problem: str = ""  # why it is invalid
     config: RunConfig | None = field(default=None, compare=False, repr=False)
     waits_for: str = ""  # run folder whose weights it starts from, if that run is not finished
-    elsewhere: str = ""  # queued in a cluster, or recorded in the summary, as from another machine
+    elsewhere: str = ""  # queued or running in a cluster, or recorded in the summary, as from another machine
 
     @property
     def arguments(self) -> list[str]:

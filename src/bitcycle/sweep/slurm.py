@@ -8,6 +8,7 @@ squeue and scontrol; job accounting (sacct) is not needed.
 import logging
 import os
 import re
+import shutil
 import subprocess
 import time
 import uuid
@@ -23,6 +24,8 @@ from bitcycle.sweep.progress import SweepProgress, tell
 logger = logging.getLogger(__name__)
 
 TIMEOUT_SECONDS = 60.0
+GLANCE_SECONDS = 3.0
+"""The same for a command that only shows what the queue has."""
 LOST_AFTER_SECONDS = 60.0
 """Time after which a job unknown to SLURM counts as lost; its exit code may appear late on a network file system."""
 
@@ -31,6 +34,8 @@ ENDED = (
     *("BOOT_FAIL", "DEADLINE", "OUT_OF_MEMORY", "PREEMPTED", "REVOKED"),
 )
 """Final states of a job; in all other states, including unknown ones, the job is waited for."""
+STARTED = ("RUNNING", "COMPLETING")
+"""States of a job that has begun and not ended."""
 
 
 class QueueEntry(NamedTuple):
@@ -45,10 +50,10 @@ Queue = dict[tuple[str, int], QueueEntry]
 """(job name, array index) -> queue entry. Names are unique; job ids are not if there are two clusters."""
 
 
-def read_queue() -> Queue:
-    """All jobs of this user that SLURM lists; raises RunError if it does not answer."""
+def read_queue(seconds: float = TIMEOUT_SECONDS) -> Queue:
+    """All jobs of this user that SLURM lists; raises RunError if it does not answer within some seconds."""
     options = ("--noheader", "--array", "--states=all", f"--user={os.getuid()}", "--format=%i|%j|%T|%r")
-    return parse_queue(ask("squeue", *options))
+    return parse_queue(ask("squeue", *options, seconds=seconds))
 
 
 def parse_queue(text: str) -> Queue:
@@ -73,15 +78,15 @@ def largest_array(configuration: str) -> int:
     return max(1, min(map(int, limits), default=1))
 
 
-def ask(*command: str) -> str:
-    """The output of one of SLURM's commands; raises RunError if it is not installed, fails, or times out."""
+def ask(*command: str, seconds: float = TIMEOUT_SECONDS) -> str:
+    """The output of one of SLURM's commands; raises RunError if it is not installed, fails, or takes longer."""
     try:  # in a separate session, so that Ctrl-C reaches only the sweep
-        done = subprocess.run(command, capture_output=True, text=True, timeout=TIMEOUT_SECONDS, start_new_session=True)
+        done = subprocess.run(command, capture_output=True, text=True, timeout=seconds, start_new_session=True)
     except OSError as error:
         remedy = "use hydra/launcher=slurm where jobs are submitted, or hydra/launcher=local"
         raise RunError(f"no {command[0]} on this machine: {remedy}") from error
     except subprocess.TimeoutExpired as error:
-        raise RunError(f"{command[0]} has not answered for {TIMEOUT_SECONDS:.0f} s") from error
+        raise RunError(f"{command[0]} has not answered for {seconds:.0f} s") from error
     if done.returncode:
         raise RunError(f"{command[0]} failed: {done.stderr.strip()}")
     return done.stdout
@@ -153,6 +158,26 @@ def jobs_in_queue(root: Path, runs: Sequence[Path], ask: Callable[[], Queue] = r
     unfinished = [job for job in jobs if job.run in wanted and job.outcome is None]
     queue = ask() if unfinished else {}
     return {job.run: job for job in unfinished if job.is_active(queue)}
+
+
+def states_in_queue(root: Path, runs: Sequence[Path]) -> dict[Path, str]:
+    """Run folder -> queued or running, for the runs that SLURM will run or runs, at a glance: without squeue on this machine
+    there are none, and if it does not answer soon, that is logged."""
+    if shutil.which("squeue") is None:
+        return {}
+    queue: Queue = {}
+
+    def glance() -> Queue:
+        queue.update(read_queue(GLANCE_SECONDS))
+        return queue
+
+    try:
+        jobs = jobs_in_queue(root, runs, glance)
+    except RunError as error:
+        logger.warning("%s; runs in SLURM's queue are shown as if they were not", error)
+        return {}
+    entries = {run: job.entry(queue) for run in runs if (job := jobs.get(run.absolute()))}
+    return {run: "running" if entry and entry.state in STARTED else "queued" for run, entry in entries.items()}
 
 
 class Waiter:

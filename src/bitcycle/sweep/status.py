@@ -5,7 +5,9 @@ import statistics
 import sys
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
 from datetime import timedelta
+from pathlib import Path
 from typing import Any
 
 from rich.table import Table
@@ -16,6 +18,7 @@ from bitcycle.errors import EXIT_DONE
 from bitcycle.files import RUNS, resource_root
 from bitcycle.sweep.local import useful_workers
 from bitcycle.sweep.registry import FINISHED, STATES, SweepRun, distinct, sweep_index
+from bitcycle.sweep.slurm import states_in_queue
 from bitcycle.training.display import console
 from bitcycle.training.report import status_table
 
@@ -107,11 +110,16 @@ def sweeps_table(
     return table
 
 
+def mark_queue(runs: Sequence[SweepRun], queue: Mapping[Path, str]) -> list[SweepRun]:
+    """The runs, with the states of those that are in the queue of a cluster."""
+    return [replace(run, elsewhere=queue.get(Path(run.path), "")) if run.path else run for run in runs]
+
+
 def _note(states: Sequence[tuple[SweepRun, str]], sweep_of: Mapping[str | None, str]) -> str:
     """The last update of a run in progress, the most frequent reasons of failed and invalid runs, and the sweep (else the run)
     that most of the waiting runs wait for."""
     running = [str(run.folder.read_status().get("updated", "")) for run, state in states if state == "running"]
-    notes = [f"last update {max(running)}"] if running else []
+    notes = [f"last update {max(running)}"] if any(running) else []  # a job may just begin
     for unhappy in ("failed", "wrong"):
         reasons = Counter(run.reason for run, state in states if state == unhappy)
         notes += [f"{count} {unhappy}: {reason}" for reason, count in reasons.most_common(1)]
@@ -129,10 +137,13 @@ def main() -> int:
     scales = parser.parse_args().scales or [scale for scale in SCALES if (RUNS / scale).is_dir()]
     if not scales:
         screen.print(status_table(RUNS))
-    for scale in scales:
-        index = sweep_index(resource_root(), scale, str(RUNS))
+    sweeps = {scale: list(sweep_index(resource_root(), scale, str(RUNS)).items()) for scale in scales}
+    paths = {Path(run.path) for its in sweeps.values() for _, runs in its for run in runs if run.path}
+    queue = states_in_queue(RUNS, sorted(paths))  # once for all scales, as it may take seconds
+    for scale, its in sweeps.items():
         screen.print(status_table(RUNS / scale))
-        screen.print(sweeps_table(list(index.items()), f"sweeps at scale {scale}", useful_workers()))
+        marked = [(name, mark_queue(runs, queue)) for name, runs in its]
+        screen.print(sweeps_table(marked, f"sweeps at scale {scale}", useful_workers()))
     return EXIT_DONE
 
 

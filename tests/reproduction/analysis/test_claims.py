@@ -15,7 +15,8 @@ from bitcycle.configuration import GROUPS
 from bitcycle.reproduction.analysis import statistics as rule
 from bitcycle.reproduction.analysis.aggregation import Results
 from bitcycle.reproduction.analysis.claims import PREDICATES, Claim, read_claims, rule_of
-from bitcycle.reproduction.analysis.contrast import FACTS, Pool
+from bitcycle.reproduction.analysis.contrast import Pool
+from bitcycle.reproduction.analysis.facts import FACTS
 from bitcycle.reproduction.analysis.items import PAPERS, read_items
 from bitcycle.reproduction.analysis.metrics import METRICS
 from bitcycle.reproduction.analysis.predicates import _decide, _joined

@@ -11,7 +11,8 @@ import pytest
 from bitcycle.reproduction.analysis.aggregation import Cell, Run
 from bitcycle.reproduction.analysis.claim_functions import PER_SEED, speedup
 from bitcycle.reproduction.analysis.claims import Claim
-from bitcycle.reproduction.analysis.contrast import Pool, fact
+from bitcycle.reproduction.analysis.contrast import Pool
+from bitcycle.reproduction.analysis.facts import fact
 from bitcycle.reproduction.analysis.metrics import allocation_at
 from bitcycle.reproduction.analysis.preconditions import diverged, reached_last_stage
 from bitcycle.reproduction.analysis.verdict import (

@@ -12,7 +12,8 @@ import pytest
 from bitcycle.files import write_csv
 from bitcycle.reproduction.analysis.aggregation import Cell, Results, Run
 from bitcycle.reproduction.analysis.claims import read_claims
-from bitcycle.reproduction.analysis.contrast import Pool, select
+from bitcycle.reproduction.analysis.contrast import Pool
+from bitcycle.reproduction.analysis.facts import select
 from bitcycle.reproduction.analysis.items import BOARDS, Item
 from bitcycle.reproduction.figure import recipes
 from bitcycle.reproduction.figure.data import ItemData

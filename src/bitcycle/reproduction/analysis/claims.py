@@ -12,7 +12,7 @@ from typing import Any, Optional
 import yaml
 from omegaconf import OmegaConf
 
-from bitcycle.reproduction.analysis.contrast import as_list, described
+from bitcycle.reproduction.analysis.facts import as_list, described
 from bitcycle.reproduction.analysis.items import PAPERS, PUBLISHED
 from bitcycle.reproduction.analysis.metrics import DISPLAYS
 from bitcycle.settings import SettingError, Settings, nearest, setting
@@ -39,7 +39,7 @@ class Claim(Settings):
     unit: str = setting("points", "unit of a minus b")
     predicate: str = setting("none", "tested hypothesis", choices=PREDICATES)
     metric: Any = setting("final", "metric of both arms, or a list of one for each; see `metrics.reading`")
-    where: Any = setting({}, "facts shared by all cells (`contrast.FACTS` or settings)")
+    where: Any = setting({}, "facts shared by all cells (`facts.FACTS` or settings)")
     a: Any = setting({}, "facts that select arm a")
     b: Any = setting(None, "facts that select arm b, or a list for several arms")
     match: list[str] = setting([], "facts on which paired cells agree")

@@ -27,7 +27,7 @@ from bitcycle.errors import EXIT_DONE
 from bitcycle.files import read_csv, write_bytes
 from bitcycle.reproduction.analysis.aggregation import Cell, Run, distinct_runs
 from bitcycle.reproduction.analysis.claims import Claim, published_effect, read_claims, tested_reference
-from bitcycle.reproduction.analysis.contrast import matches
+from bitcycle.reproduction.analysis.facts import matches
 from bitcycle.reproduction.analysis.items import PUBLISHED
 from bitcycle.reproduction.analysis.statistics import Estimate, power
 from bitcycle.settings import SettingError, nearest

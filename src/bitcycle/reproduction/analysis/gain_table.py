@@ -5,7 +5,8 @@ from collections.abc import Iterable
 from typing import NamedTuple, Optional
 
 from bitcycle.reproduction.analysis.aggregation import Cell
-from bitcycle.reproduction.analysis.contrast import Pool, contrast, matches
+from bitcycle.reproduction.analysis.contrast import Pool, contrast
+from bitcycle.reproduction.analysis.facts import matches
 from bitcycle.reproduction.analysis.gain import Comparison, comparisons
 from bitcycle.reproduction.analysis.labels import our_data, our_model, schedule_of
 from bitcycle.reproduction.analysis.metrics import estimate_of

@@ -14,7 +14,8 @@ from bitcycle.reproduction.analysis import statistics as rule
 from bitcycle.reproduction.analysis.aggregation import Cell
 from bitcycle.reproduction.analysis.claim_functions import PER_SEED
 from bitcycle.reproduction.analysis.claims import Claim, tested_reference
-from bitcycle.reproduction.analysis.contrast import Contrast, Pool, Unit, agreeing, as_list, contrast, fact, select
+from bitcycle.reproduction.analysis.contrast import Contrast, Pool, Unit, contrast
+from bitcycle.reproduction.analysis.facts import agreeing, as_list, fact, select
 from bitcycle.reproduction.analysis.metrics import COSTS, DISPLAYS, readings
 from bitcycle.reproduction.analysis.statistics import Estimate, PValues
 

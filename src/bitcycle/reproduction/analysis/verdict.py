@@ -23,7 +23,8 @@ from bitcycle.reproduction.analysis import statistics as rule
 from bitcycle.reproduction.analysis.aggregation import Cell, Results, Run, distinct_runs
 from bitcycle.reproduction.analysis.claim_functions import COMPUTED as FORMULAS
 from bitcycle.reproduction.analysis.claims import UNTRAINED, Claim, published_effect, rule_of, tested_reference
-from bitcycle.reproduction.analysis.contrast import Pool, described, select
+from bitcycle.reproduction.analysis.contrast import Pool
+from bitcycle.reproduction.analysis.facts import described, select
 from bitcycle.reproduction.analysis.frozen import LEAST_POWER, Family, differs, due, family_of
 from bitcycle.reproduction.analysis.metrics import COSTS
 from bitcycle.reproduction.analysis.predicates import Outcome, evaluate

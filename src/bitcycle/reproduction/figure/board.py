@@ -18,7 +18,7 @@ from matplotlib.axes import Axes
 from bitcycle.picture.layout import legend, panels
 from bitcycle.reproduction.analysis.aggregation import Cell
 from bitcycle.reproduction.analysis.claims import Claim, read_claims
-from bitcycle.reproduction.analysis.contrast import fact, matches, select
+from bitcycle.reproduction.analysis.facts import fact, matches, select
 from bitcycle.reproduction.analysis.frozen import read_families
 from bitcycle.reproduction.analysis.gain_table import STATIC
 from bitcycle.reproduction.analysis.items import BOARDS

@@ -10,7 +10,8 @@ import yaml
 
 from bitcycle.reproduction.analysis.aggregation import Cell, Results, Run, find_results
 from bitcycle.reproduction.analysis.collect import is_accuracy
-from bitcycle.reproduction.analysis.contrast import Pool, Selector, contrast, fact, select
+from bitcycle.reproduction.analysis.contrast import Pool, contrast
+from bitcycle.reproduction.analysis.facts import Selector, fact, select
 from bitcycle.reproduction.analysis.items import PUBLISHED, SWEEP_FOLDER, Item, Published, read_published
 from bitcycle.reproduction.analysis.labels import our_data, our_model, panel_of
 from bitcycle.reproduction.analysis.metrics import estimate_of, readings
@@ -30,7 +31,7 @@ class Spec:
 
     column: str = "final"  # the metric that the paper reports, see `metrics.reading`: final or best
     cost: str = "gbitops"  # column of runs.csv with the cost: gbitops or gbitops_to_best
-    named: str = "method"  # fact that is the paper's name of a method, see `contrast.FACTS`
+    named: str = "method"  # fact that is the paper's name of a method, see `facts.FACTS`
     base: Optional[Selector] = None  # facts that select the baseline
     measures: Sequence[str] = ()  # facts that are additional columns in the table of our runs
     pictures: Sequence[Mapping[str, Any]] = ()  # kind, MODULE.FUNCTION here, with options; draws the first with runs

@@ -13,7 +13,7 @@ from matplotlib.colors import to_hex
 
 from bitcycle.picture.layout import legend, panels
 from bitcycle.reproduction.analysis.aggregation import Cell, trials_of
-from bitcycle.reproduction.analysis.contrast import Selector, fact, select
+from bitcycle.reproduction.analysis.facts import Selector, fact, select
 from bitcycle.reproduction.analysis.items import Published
 from bitcycle.reproduction.analysis.labels import split_of
 from bitcycle.reproduction.analysis.metrics import estimate_of

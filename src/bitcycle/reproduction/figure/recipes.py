@@ -11,7 +11,8 @@ from matplotlib.axes import Axes
 
 from bitcycle.picture.layout import panels
 from bitcycle.reproduction.analysis.aggregation import Cell
-from bitcycle.reproduction.analysis.contrast import contrast, fact
+from bitcycle.reproduction.analysis.contrast import contrast
+from bitcycle.reproduction.analysis.facts import fact
 from bitcycle.reproduction.analysis.labels import schedule_of
 from bitcycle.reproduction.analysis.metrics import estimate_of
 from bitcycle.reproduction.analysis.statistics import Estimate

@@ -6,7 +6,7 @@ from matplotlib import colormaps
 
 from bitcycle.picture.layout import legend, panels
 from bitcycle.picture.run import draw_levels
-from bitcycle.reproduction.analysis.contrast import fact
+from bitcycle.reproduction.analysis.facts import fact
 from bitcycle.reproduction.analysis.labels import backward_bits, forward_bits
 from bitcycle.reproduction.figure.data import ItemData, panels_of
 from bitcycle.reproduction.figure.plots import label_axes, styles

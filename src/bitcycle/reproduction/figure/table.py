@@ -16,7 +16,8 @@ from bitcycle.files import markdown_table, resource_root
 from bitcycle.reproduction.analysis import labels
 from bitcycle.reproduction.analysis.aggregation import Cell, read_runs
 from bitcycle.reproduction.analysis.collect import SUMMARY, summary_row
-from bitcycle.reproduction.analysis.contrast import Pool, fact
+from bitcycle.reproduction.analysis.contrast import Pool
+from bitcycle.reproduction.analysis.facts import fact
 from bitcycle.reproduction.analysis.items import PUBLISHED, Published, read_items
 from bitcycle.reproduction.analysis.metrics import PHASE, estimate_of
 from bitcycle.reproduction.analysis.statistics import Estimate

@@ -19,7 +19,7 @@ from bitcycle.reproduction.analysis.contrast import Pool
 from bitcycle.reproduction.analysis.facts import FACTS
 from bitcycle.reproduction.analysis.items import PAPERS, read_items
 from bitcycle.reproduction.analysis.metrics import METRICS
-from bitcycle.reproduction.analysis.predicates import _decide, _joined
+from bitcycle.reproduction.analysis.predicates import _all_hold, _t_test
 from bitcycle.reproduction.analysis.verdict import (
     COMPUTED,
     CONTRADICTED,
@@ -156,9 +156,9 @@ def test_of_several_tests_the_one_that_supports_least_is_shown():
     """Of tests with the same p-value, the one with the smallest difference."""
     for predicate, sign in (("higher", 1), ("lower", -1)):
         claim, estimates = replace(HIGHER, predicate=predicate), [rule.Estimate(sign * n, 0.0, 4, 5) for n in (3, 1, 2)]
-        tests = [_decide(claim, estimate, None, []) for estimate in estimates]
-        assert {test.values for test in tests} == {(2 * 0.5**5, 1.0)}
-        assert _joined(claim, tests, []).shown == sign
+        tests = [_t_test(claim, estimate, None, []) for estimate in estimates]
+        assert {test.p_values for test in tests} == {(2 * 0.5**5, 1.0)}
+        assert _all_hold(claim, tests, []).shown == sign
 
 
 def test_panels_of_one_seed_are_no_further_evidence_of_a_trend():

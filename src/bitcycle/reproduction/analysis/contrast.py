@@ -1,4 +1,8 @@
-"""Contrasts between settings: how a claim selects and pairs cells, their values per seed, and the estimate over seeds."""
+"""Contrasts between settings: from the cells of arms a and b to an estimate of a minus b.
+
+`contrast` pairs each cell of arm a with its partners in arm b: such a comparison is a `Unit`. A `Contrast` averages its units
+seed by seed, then over seeds; the `Pool` of all recorded runs gives the deviation if seeds are too few. `predicates.py` tests it.
+"""
 
 import math
 from collections import defaultdict
@@ -85,15 +89,15 @@ Term = tuple[float, Cell, str]
 
 @dataclass(frozen=True)
 class Unit:
-    """One comparison: the terms of a cell in the first arm, and those of its partners in the second."""
+    """One comparison: the terms of a cell in arm a, and those of its partners in arm b."""
 
-    ours: tuple[Term, ...]
-    theirs: tuple[Term, ...] = ()
+    a: tuple[Term, ...]
+    b: tuple[Term, ...] = ()
 
     @property
     def terms(self) -> tuple[Term, ...]:
         """The terms of both arms."""
-        return self.ours + self.theirs
+        return self.a + self.b
 
     @property
     def cells(self) -> list[Cell]:
@@ -122,7 +126,7 @@ class Contrast:
     """The comparisons that a claim averages over."""
 
     units: tuple[Unit, ...]  # distinct comparisons that have runs
-    wanted: int  # number of cells in the first arm with a partner
+    wanted: int  # number of cells in arm a with a partner
     filled: int  # number of these for which both sides have runs
     paired: bool = True  # whether the comparisons are averaged seed by seed
 
@@ -187,8 +191,8 @@ def partners(cell: Cell, others: Sequence[Cell], match: Sequence[str]) -> list[C
 
 
 def contrast(
-    ours: Sequence[Cell],
-    theirs: Sequence[Cell],
+    arm_a: Sequence[Cell],
+    arm_b: Sequence[Cell],
     match: Sequence[str],
     metrics: Sequence[str],
     minus: tuple[Sequence[Cell], Sequence[str]] | None = None,
@@ -196,7 +200,7 @@ def contrast(
     """Pair the cells of two arms.
 
     Args:
-        match: facts on which partners agree; if empty, the partners are all cells of the second arm.
+        match: facts on which partners agree; if empty, the partners are all cells of arm b.
         metrics: the metric of each arm.
         minus: cells whose values are first subtracted from both arms, and the facts on which they match the cells there.
     """
@@ -208,14 +212,14 @@ def contrast(
 
     units: dict[frozenset[tuple[str, float]], Unit] = {}
     wanted = filled = 0
-    for cell in ours:
-        others = partners(cell, theirs, match)
+    for cell in arm_a:
+        others = partners(cell, arm_b, match)
         if not others:
             continue
         wanted += 1
-        second = [term for other in others for term in terms(other, -1 / len(others), metrics[1])]
-        unit = Unit(tuple(terms(cell, 1.0, metrics[0])), tuple(second))
-        if unit.ours and unit.theirs and all(part.runs for part in unit.cells) and unit.by_seed:
+        terms_b = [term for other in others for term in terms(other, -1 / len(others), metrics[1])]
+        unit = Unit(tuple(terms(cell, 1.0, metrics[0])), tuple(terms_b))
+        if unit.a and unit.b and all(part.runs for part in unit.cells) and unit.by_seed:
             filled += 1
             if unit.name:
                 units.setdefault(unit.name, unit)

@@ -176,7 +176,7 @@ def _saturated(claim: Claim, units: Sequence[Unit]) -> str:
     if not all(map(is_accuracy, rows)):
         return ""
     chances = {CHANCE.get(row.get("dataset", "")) for row in rows}
-    arms = [term for unit in units for term in unit.ours], [term for unit in units for term in unit.theirs]
+    arms = [term for unit in units for term in unit.a], [term for unit in units for term in unit.b]
     numbers = [[value for _, cell, metric in arm for value in readings(cell, metric).values()] for arm in arms]
     if not numbers[0]:
         return ""
@@ -189,7 +189,7 @@ def _saturated(claim: Claim, units: Sequence[Unit]) -> str:
 def _other_lengths(claim: Claim, units: Sequence[Unit], proxy: bool) -> str:
     if claim.lengths == "free" or (claim.lengths == "converged" and not proxy) or claim.function:
         return ""
-    if not any(unit.theirs for unit in units) and claim.lengths == "converged":
+    if not any(unit.b for unit in units) and claim.lengths == "converged":
         groups = [[cell for unit in units for cell in unit.cells]]
     else:
         groups = [unit.cells for unit in units]
@@ -203,7 +203,7 @@ def _other_lengths(claim: Claim, units: Sequence[Unit], proxy: bool) -> str:
 
 def _other_samples(units: Iterable[Unit]) -> str:
     """Held-out samples leave fewer for training; that counts unless the paper holds out samples in one arm only, too."""
-    for unit in (unit for unit in units if unit.theirs):
+    for unit in (unit for unit in units if unit.b):
         samples = {int(number) for cell in unit.cells for run in cell.runs if (number := run.number("train_samples"))}
         if len(samples) > 1 and len({cell.setting("dataset.validation") for cell in unit.cells}) == 1:
             return f"The arms train on different numbers of samples: {min(samples):,} and {max(samples):,}."

@@ -1,4 +1,9 @@
-"""The test of each predicate on the cells of a claim's items: estimate, interval and p-values."""
+"""The test of a claim's predicate: from the cells whose runs count to an estimate with its interval and p-values.
+
+`evaluate` selects the cells of arms a and b, and applies the test of the predicate: to contrasts (`contrast.py`) or to statistics
+of several runs of one seed (`claim_functions.PER_SEED`), by the formulas of `statistics.py`. `verdict.py` calls it for each part
+of a claim, and draws the conclusion.
+"""
 
 import math
 import statistics
@@ -10,21 +15,28 @@ from typing import Any, NamedTuple
 
 import pandas as pd
 
-from bitcycle.reproduction.analysis import statistics as rule
 from bitcycle.reproduction.analysis.aggregation import Cell
 from bitcycle.reproduction.analysis.claim_functions import PER_SEED
 from bitcycle.reproduction.analysis.claims import Claim, tested_reference
 from bitcycle.reproduction.analysis.contrast import Contrast, Pool, Unit, contrast
 from bitcycle.reproduction.analysis.facts import agreeing, as_list, fact, select
 from bitcycle.reproduction.analysis.metrics import COSTS, DISPLAYS, readings
-from bitcycle.reproduction.analysis.statistics import Estimate, PValues
+from bitcycle.reproduction.analysis.statistics import (
+    Estimate,
+    PValues,
+    bounds_test,
+    conjunction,
+    over_seeds,
+    spread_test,
+    trend_test,
+)
 
 
 class Outcome(NamedTuple):
     """Result of a test."""
 
-    values: PValues
-    tested: Estimate  # on the scale of the test
+    p_values: PValues
+    estimate: Estimate  # on the scale of the test, which may be logarithmic
     shown: float | None  # the estimate in the displayed unit
     interval: tuple[float, float] | None  # its confidence interval, in the displayed unit
     margin: float | None
@@ -34,57 +46,63 @@ class Outcome(NamedTuple):
 
 def evaluate(claim: Claim, cells: Sequence[Cell], pool: Pool) -> Outcome | None:
     """Test one part of a claim on the cells of its items at one scale; None if no runs bear on it."""
-    ours, arms = select(cells, claim.where, claim.a), [select(cells, claim.where, arm) for arm in claim.arms]
+    arm_a = select(cells, claim.where, claim.a)
+    arms_b = [select(cells, claim.where, arm) for arm in claim.arms]
     if claim.predicate == "smaller_spread":
-        return _spread(claim, ours, arms[0])
+        return _spread(claim, arm_a, arms_b[0])
     if claim.predicate in ("rising", "falling"):
-        tests = [_trend(claim, name, ours, arms[0] if arms else []) for name in as_list(claim.by)]
+        tests = [_trend(claim, name, arm_a, arms_b[0] if arms_b else []) for name in as_list(claim.by)]
     elif claim.function:
-        tests = [_per_seed(claim, ours, theirs) for theirs in arms or [[]]]
+        tests = [_per_seed(claim, arm_a, arm_b) for arm_b in arms_b or [[]]]
     else:
-        contrasts = _contrasts(claim, cells, ours, arms)
-        tests = [_tested(claim, one, pool) for one in contrasts]
-        return _joined(claim, tests, contrasts)
-    return _joined(claim, tests, tests[0].contrasts if tests[0] else [])
+        contrasts = _contrasts(claim, cells, arm_a, arms_b)
+        return _all_hold(claim, [_mean(claim, one, pool) for one in contrasts], contrasts)
+    return _all_hold(claim, tests, tests[0].contrasts if tests[0] else [])
 
 
-def _joined(claim: Claim, found: Sequence[Outcome | None], contrasts: list[Contrast]) -> Outcome | None:
-    """Join several tests, all of which must hold. The estimate is that of the strongest contradiction if there is one, otherwise
-    that of the weakest support."""
-    tests = [test for test in found if test is not None]
-    if not tests or len(tests) < len(found):
+def _all_hold(claim: Claim, several: Sequence[Outcome | None], contrasts: list[Contrast]) -> Outcome | None:
+    """Join tests that must all hold; None if one of them has no runs. The estimate is that of the strongest contradiction if
+    there is one, otherwise that of the weakest support."""
+    tests = [test for test in several if test is not None]
+    if not tests or len(tests) < len(several):
         return None
-    joint = rule.all_of([test.values for test in tests])
-    sign = -1 if claim.predicate in ("higher", "at_least", "rising") else 1
+    joint = conjunction([test.p_values for test in tests])
     contradicted = joint.p is not None and joint.contradicts == joint.p
+    sign = -1 if claim.predicate in ("higher", "at_least", "rising") else 1
 
     def weakness(index: int) -> tuple[float, float]:
         test = tests[index]
-        p = test.values.contradicts if contradicted else test.values.supports
+        p = test.p_values.contradicts if contradicted else test.p_values.supports
         return (-1 if contradicted else 1) * (1.0 if p is None else p), sign * (test.shown or 0.0)
 
-    shown = max(range(len(tests)), key=weakness)
-    several = 1 < len(claim.arms) == len(tests)
-    return tests[shown]._replace(values=joint, contrasts=contrasts, against=claim.arms[shown] if several else None)
+    weakest = max(range(len(tests)), key=weakness)
+    against = claim.arms[weakest] if 1 < len(claim.arms) == len(tests) else None
+    return tests[weakest]._replace(p_values=joint, contrasts=contrasts, against=against)
 
 
-def _contrasts(claim: Claim, cells: Sequence[Cell], ours: Sequence[Cell], arms: list[list[Cell]]) -> list[Contrast]:
+# Means of contrasts: directions and margins
+
+
+def _contrasts(
+    claim: Claim, cells: Sequence[Cell], arm_a: Sequence[Cell], arms_b: Sequence[Sequence[Cell]]
+) -> list[Contrast]:
     """One contrast per arm b; per setting or pair of settings if each of these must satisfy the predicate."""
     if claim.predicate == "all_equivalent":
-        filled = [cell for cell in ours if cell.runs]
-        every = [contrast([one], [two], claim.match, claim.metrics) for two, one in combinations(filled, 2)]
-        return _distinct(replace(one, wanted=len(ours), filled=len(filled)) for one in every if one.units)
-    if not arms:
-        return [_bare(ours, claim.metrics[0])]
+        filled = [cell for cell in arm_a if cell.runs]
+        pairs = [contrast([one], [two], claim.match, claim.metrics) for two, one in combinations(filled, 2)]
+        return _distinct(replace(one, wanted=len(arm_a), filled=len(filled)) for one in pairs if one.units)
+    if not arms_b:
+        return [_unpaired(arm_a, claim.metrics[0])]
     minus = None if claim.minus is None else (select(cells, claim.where, claim.minus), claim.minus_match)
-    whole = [contrast(ours, theirs, claim.match, claim.metrics, minus) for theirs in arms]
+    whole = [contrast(arm_a, arm_b, claim.match, claim.metrics, minus) for arm_b in arms_b]
     if claim.predicate == "none_better" or claim.each:
         return _distinct(replace(one, units=(unit,)) for one in whole for unit in one.units)
     return whole
 
 
-def _bare(cells: Sequence[Cell], metric: str = "final") -> Contrast:
-    """A contrast of unpaired cells, for comparisons with a published number and for preconditions."""
+def _unpaired(cells: Sequence[Cell], metric: str = "final") -> Contrast:
+    """A contrast of cells without partners: for comparisons with a published number, and to tell the preconditions the runs of
+    a test that has no contrast."""
     units = [Unit(((1.0, cell, metric),)) for cell in cells if cell.runs]
     return Contrast(tuple({unit.name: unit for unit in units}.values()), len(cells), len(units))
 
@@ -93,36 +111,45 @@ def _distinct(contrasts: Iterable[Contrast]) -> list[Contrast]:
     return list({frozenset(unit.name for unit in one.units): one for one in contrasts}.values())
 
 
-def _tested(claim: Claim, found: Contrast, pool: Pool) -> Outcome | None:
-    estimate = found.estimate(pool)
+def _mean(claim: Claim, tested: Contrast, pool: Pool) -> Outcome | None:
+    """t test of the mean of a contrast, or of a alone, from which the published number is subtracted."""
+    estimate = tested.estimate(pool)
     if estimate is None:
         return None
     if not claim.arms and claim.predicate != "all_equivalent":
-        published = claim.reference
-        if isinstance(published, Mapping):
-            models = {str(fact(cell, "model")) for unit in found.units for cell in unit.cells}
-            published = statistics.fmean(published[model] for model in models)
-        estimate = replace(estimate, mean=estimate.mean - float(published))
+        estimate = replace(estimate, mean=estimate.mean - _published_number(claim, tested))
         claim = replace(claim, reference=0.0)
-    return _decide(claim, estimate, _margin(claim, found), [found])
+    return _t_test(claim, estimate, _margin(claim, tested), [tested])
 
 
-def _margin(claim: Claim, found: Contrast) -> float | None:
+def _published_number(claim: Claim, tested: Contrast) -> float:
+    """The reference of a claim; the mean of those of its networks if each has its own."""
+    if not isinstance(claim.reference, Mapping):
+        return float(claim.reference)
+    models = {str(fact(cell, "model")) for unit in tested.units for cell in unit.cells}
+    return statistics.fmean(claim.reference[model] for model in models)
+
+
+def _margin(claim: Claim, tested: Contrast) -> float | None:
+    """The margin of a claim, as a number; None if its predicate has none."""
     if not claim.has_margin:
         return None
     if claim.fixed_margin is not None:
         return claim.fixed_margin
-    theirs = [readings(cell, metric) for unit in found.units for _, cell, metric in unit.theirs]
-    return claim.percent / 100 * statistics.fmean(value for one in theirs for value in one.values())
+    several = [readings(cell, metric) for unit in tested.units for _, cell, metric in unit.b]
+    return claim.percent / 100 * statistics.fmean(value for one in several for value in one.values())
 
 
-def _decide(claim: Claim, estimate: Estimate, margin: float | None, contrasts: list[Contrast]) -> Outcome:
+def _t_test(claim: Claim, estimate: Estimate, margin: float | None, contrasts: list[Contrast]) -> Outcome:
     shown = DISPLAYS.get(claim.display, float)
     computed = margin is not None or claim.metrics[0] in COSTS
-    values = rule.bounds_test(estimate, claim.bounds(margin, tested_reference(claim)), computed)
+    p_values = bounds_test(estimate, claim.bounds(margin, tested_reference(claim)), computed)
     ends = estimate.interval()
     interval = None if ends is None else (shown(ends[0]), shown(ends[1]))
-    return Outcome(values, estimate, shown(estimate.mean), interval, margin, contrasts)
+    return Outcome(p_values, estimate, shown(estimate.mean), interval, margin, contrasts)
+
+
+# Statistics of several runs of one seed
 
 
 def _panels(cells: Sequence[Cell], match: Sequence[str]) -> Iterator[tuple[list[Cell], list[str]]]:
@@ -135,31 +162,35 @@ def _panels(cells: Sequence[Cell], match: Sequence[str]) -> Iterator[tuple[list[
         yield panel, sorted({run.row["seed"] for cell in panel for run in cell.runs})
 
 
-def _per_seed(claim: Claim, ours: Sequence[Cell], theirs: Sequence[Cell]) -> Outcome | None:
-    """Test a statistic that is computed from several runs of one seed, averaged over panels."""
+def _per_seed(claim: Claim, arm_a: Sequence[Cell], arm_b: Sequence[Cell]) -> Outcome | None:
+    """t test of the claim's function of the runs of one seed, averaged over panels. Omits seeds that lack a panel."""
     compute = PER_SEED[claim.function]
     rows = [
-        (seed, compute(panel, agreeing(panel[0], theirs, claim.match), seed))
-        for panel, seeds in _panels(ours, claim.match)
+        (seed, compute(panel, agreeing(panel[0], arm_b, claim.match), seed))
+        for panel, seeds in _panels(arm_a, claim.match)
         for seed in seeds
     ]
     by_seed = pd.DataFrame(rows, columns=["seed", "value"]).dropna().groupby("seed")["value"].agg(["mean", "count"])
     if by_seed.empty:
         return None
-    values = by_seed["mean"][by_seed["count"] == by_seed["count"].max()]  # omits seeds that lack a panel
-    estimate = rule.over_seeds(values, (None, len(values) - 1))
-    return _decide(claim, estimate, None, [_bare([*ours, *theirs])])
+    values = by_seed["mean"][by_seed["count"] == by_seed["count"].max()]
+    estimate = over_seeds(values, (None, len(values) - 1))
+    return _t_test(claim, estimate, None, [_unpaired([*arm_a, *arm_b])])
 
 
-def _trend(claim: Claim, by: str, ours: Sequence[Cell], theirs: Sequence[Cell]) -> Outcome | None:
+# Trends and spreads
+
+
+def _trend(claim: Claim, by: str, arm_a: Sequence[Cell], arm_b: Sequence[Cell]) -> Outcome | None:
     """Page's trend test along a fact, with one block per seed: the means over panels. Omits seeds that lack a place or panel."""
     rows = []
-    for number, (panel, seeds) in enumerate(_panels([c for c in ours if c.runs], [m for m in claim.match if m != by])):
+    filled, match = [cell for cell in arm_a if cell.runs], [name for name in claim.match if name != by]
+    for number, (panel, seeds) in enumerate(_panels(filled, match)):
         places: dict[float, list[Cell]] = defaultdict(list)
         for cell in panel:
             if (place := fact(cell, by)) is not None:
                 places[round(float(place), 6)].append(cell)
-        rows += [(number, seed, x, _at(claim, places[x], theirs, seed)) for x in places for seed in seeds]
+        rows += [(number, seed, x, _at(claim, places[x], arm_b, seed)) for x in places for seed in seeds]
     table = pd.DataFrame(rows, columns=["panel", "seed", "place", "value"]).dropna()
     blocks = table.pivot(index=["panel", "seed"], columns="place", values="value")
     counts = blocks.count(axis=1)
@@ -168,12 +199,12 @@ def _trend(claim: Claim, by: str, ours: Sequence[Cell], theirs: Sequence[Cell]) 
         return None
     panels = blocks.groupby("seed")
     blocks = panels.mean()[panels.size() == panels.size().max()]
-    value, interval, values = rule.trend_test(blocks.to_numpy(), 1 if claim.predicate == "rising" else -1)
-    tested = Estimate(value, None, 0, len(blocks))
-    return Outcome(values, tested, value, interval, None, [_bare([*ours, *theirs])])
+    correlation, interval, p_values = trend_test(blocks.to_numpy(), 1 if claim.predicate == "rising" else -1)
+    estimate = Estimate(correlation, None, 0, len(blocks))
+    return Outcome(p_values, estimate, correlation, interval, None, [_unpaired([*arm_a, *arm_b])])
 
 
-def _at(claim: Claim, cells: Sequence[Cell], theirs: Sequence[Cell], seed: str) -> float | None:
+def _at(claim: Claim, cells: Sequence[Cell], arm_b: Sequence[Cell], seed: str) -> float | None:
     """The value of a seed at one place of a trend: of the claim's function, or the mean of its metric, minus that of arm b."""
     if claim.function:
         return PER_SEED[claim.function](cells, [], seed)
@@ -182,16 +213,16 @@ def _at(claim: Claim, cells: Sequence[Cell], theirs: Sequence[Cell], seed: str) 
         return float(pd.Series([readings(cell, metric).get(seed) for cell in several], dtype=float).mean())
 
     own = mean(cells, claim.metrics[0])
-    return own - mean(agreeing(cells[0], theirs, claim.match), claim.metrics[1]) if theirs else own
+    return own - mean(agreeing(cells[0], arm_b, claim.match), claim.metrics[1]) if arm_b else own
 
 
-def _spread(claim: Claim, ours: Sequence[Cell], theirs: Sequence[Cell]) -> Outcome:
-    """F test of whether the deviation between seeds is smaller than that of others."""
-    distinct = [{cell.runs[0].row["hash"]: cell for cell in arm if cell.runs}.values() for arm in (ours, theirs)]
+def _spread(claim: Claim, arm_a: Sequence[Cell], arm_b: Sequence[Cell]) -> Outcome:
+    """F test of whether the deviation between seeds is smaller in arm a than in arm b."""
+    distinct = [{cell.runs[0].row["hash"]: cell for cell in arm if cell.runs}.values() for arm in (arm_a, arm_b)]
     groups = [[list(readings(cell, claim.metrics[0]).values()) for cell in cells] for cells in distinct]
-    ratio, interval, df, values = rule.spread_test(*groups)
-    both = [*ours, *theirs]
+    ratio, interval, df, p_values = spread_test(*groups)
+    both = [*arm_a, *arm_b]
     seeds = {run.row["seed"] for cell in both for run in cell.runs}
     shown = None if math.isnan(ratio) else ratio
-    bare = replace(_bare(both), paired=False)
-    return Outcome(values, Estimate(ratio, None, df, len(seeds)), shown, interval, None, [bare])
+    tested = replace(_unpaired(both), paired=False)
+    return Outcome(p_values, Estimate(ratio, None, df, len(seeds)), shown, interval, None, [tested])

@@ -1,4 +1,5 @@
-"""Statistics of the verdicts: estimates over seeds; tests of directions, margins, trends and spreads; Holm's correction.
+"""Formulas of the verdicts, on numbers alone: estimates over seeds; tests of directions, margins, trends and spreads; joint
+p-values and Holm's correction; power.
 
 Seeds are the independent units. The standard deviation of an estimate comes from its own seeds if there are at least three,
 otherwise from all settings with the same network, data and length (`residual_deviation`); without either there is no interval and
@@ -44,7 +45,7 @@ class Estimate:
         half = self.error * float(stats.t.ppf(0.975, self.df)) if self.error else 0.0
         return self.mean - half, self.mean + half
 
-    def beyond(self, bound: float, side: int) -> float:
+    def one_sided_p(self, bound: float, side: int) -> float:
         """One-sided p-value for the mean being above (side 1) or below (-1) a bound. Raises ValueError if the deviation is
         unknown."""
         if self.error is None:
@@ -125,12 +126,13 @@ def bounds_test(estimate: Estimate, bounds: Sequence[tuple[float, int]], compute
     """
     if estimate.error is None:
         return UNTESTED
-    chance = 0.0 if estimate.error or computed else 0.5**estimate.n
-    inside, outside = ([estimate.beyond(value, sign * side) for value, side in bounds] for sign in (1, -1))
-    return two_sided(max(chance, *inside), max(chance, min(outside)))
+    least = 0.0 if estimate.error or computed else 0.5**estimate.n  # the p-value of the sign test
+    beyond = [estimate.one_sided_p(value, side) for value, side in bounds]
+    short = [estimate.one_sided_p(value, -side) for value, side in bounds]
+    return two_sided(max(least, *beyond), max(least, min(short)))
 
 
-def all_of(tests: Sequence[PValues]) -> PValues:
+def conjunction(tests: Sequence[PValues]) -> PValues:
     """p-values of a conjunction: the largest p-value supports it; the smallest one, Bonferroni-corrected, contradicts it.
 
     A part that could not be tested prevents support, but not contradiction.
@@ -155,11 +157,11 @@ def trend_test(blocks: Sequence[Sequence[float]], sign: int) -> tuple[float, tup
     half = float(stats.norm.ppf(0.975)) / math.sqrt(len(ranks) * (count - 1))
     centre = math.atanh(max(-0.9999, min(0.9999, value)))
     interval = math.tanh(centre - half), math.tanh(centre + half)
-    both = _order(ranks), _order(count + 1 - ranks)
-    return value, interval, two_sided(*(both if sign > 0 else reversed(both)))
+    rises, falls = _p_of_rise(ranks), _p_of_rise(count + 1 - ranks)
+    return value, interval, two_sided(rises, falls) if sign > 0 else two_sided(falls, rises)
 
 
-def _order(ranks: np.ndarray) -> float:
+def _p_of_rise(ranks: np.ndarray) -> float:
     """p-value of rising ranks: Page's test, exact if that is fast; for a single row, a test of all or 9,999 permutations."""
     if len(ranks) > 1:
         method = "exact" if ranks.shape[1] <= 8 and ranks.shape[0] <= 6 else "asymptotic"
@@ -171,12 +173,12 @@ def _order(ranks: np.ndarray) -> float:
 
 
 def spread_test(
-    ours: Sequence[Sequence[float]], theirs: Sequence[Sequence[float]]
+    a: Sequence[Sequence[float]], b: Sequence[Sequence[float]]
 ) -> tuple[float, tuple[float, float] | None, float, PValues]:
-    """F test of whether the variance between seeds, pooled over settings, is smaller than that of others. Returns the ratio of
-    the standard deviations, its 95 % interval, the degrees of freedom, and the p-values."""
+    """F test of whether the variance between seeds, pooled over the settings of an arm, is smaller in arm a than in b. Returns
+    the ratio of the standard deviations, its 95 % interval, the degrees of freedom, and the p-values."""
     pooled = []
-    for groups in (ours, theirs):
+    for groups in (a, b):
         df = sum(len(group) - 1 for group in groups)
         squares = sum(float(np.var(group)) * len(group) for group in groups)
         pooled.append((squares / df if df else math.nan, df))
@@ -189,9 +191,9 @@ def spread_test(
     return math.sqrt(ratio), (ends[0], ends[1]), min(n, m), two_sided(p, 1 - p)
 
 
-def corrected(values: Sequence[float]) -> list[float]:
-    """Holm's correction of p-values."""
-    return [float(p) for p in multipletests(values, method="holm")[1]] if values else []
+def holm(values: Sequence[float]) -> list[float]:
+    """Holm's correction of p-values, at least one."""
+    return [float(p) for p in multipletests(values, method="holm")[1]]
 
 
 def detectable(deviation: float, seeds: int, df: float, tests: int = 1) -> float:

@@ -137,7 +137,7 @@ def judge(
         ]
         size = len(tested) + len(weak) if home is None else len(home.tests)
         own = [min(1.0, (row.p_raw or 0.0) * k) for k, (_, row, _) in zip(factors, tested)]
-        adjusted = rule.corrected(own + [1.0] * (size - len(own))) if own else []
+        adjusted = rule.holm(own + [1.0] * (size - len(own))) if own else []
         for (claim, row, outcome), p, factor in zip(tested, adjusted, factors):
             row.rule += f"; p multiplied by {factor} for looks"
             _correct(claim, row, outcome, p, size * factor)
@@ -238,11 +238,11 @@ def _estimated(claim: Claim, scale: str, found: Outcome) -> ClaimResult:
     scope = _scope(scale, [cell for one in found.contrasts for unit in one.units for cell in unit.cells])
     row.scope = scope and scope + _reached(claim, found)
     row.rule, row.verdict, row.estimate = rule_of(claim, found.margin), UNDECIDED, found.shown
-    if found.tested.error == 0 and claim.metrics[0] not in COSTS:
+    if found.estimate.error == 0 and claim.metrics[0] not in COSTS:
         row.rule = row.rule.replace("paired t test", "sign test, as all seeds agree")
     row.low, row.high = found.interval or (None, None)
-    row.level, row.margin, row.n, row.df = LEVEL, found.margin, found.tested.n, found.tested.df or None
-    row.deviation, row.power = found.tested.deviation, _power(claim, found)
+    row.level, row.margin, row.n, row.df = LEVEL, found.margin, found.estimate.n, found.estimate.df or None
+    row.deviation, row.power = found.estimate.deviation, _power(claim, found)
     if claim.value is not None and row.low is not None and row.high is not None and found.against is None:
         row.published_inside = row.low <= claim.value <= row.high
     return row
@@ -252,7 +252,7 @@ def _power(claim: Claim, found: Outcome) -> float | None:
     """The power of a test at the published effect; None if the paper prints no number, or the deviation is unknown."""
     if found.margin is None and (claim.value is None or not claim.arms):  # a published number is not an effect
         return None
-    return rule.power(found.tested, published_effect(claim), claim.bounds(found.margin, tested_reference(claim)))
+    return rule.power(found.estimate, published_effect(claim), claim.bounds(found.margin, tested_reference(claim)))
 
 
 def _test(row: ClaimResult, parts: Sequence[Claim], found: Sequence[Outcome | None]) -> None:
@@ -264,9 +264,9 @@ def _test(row: ClaimResult, parts: Sequence[Claim], found: Sequence[Outcome | No
             return
         shown = f"{one.shown:.3g} {part.unit}".strip()
         arm = f" of {described(part.a)}" if part.a != parts[0].a else ""
-        p = f" (p = {one.values.p:.2g})" if one.values.p else ""
+        p = f" (p = {one.p_values.p:.2g})" if one.p_values.p else ""
         words.append(f"{part.display or part.metric}{arm} {shown}{p}")
-    joint = rule.all_of([one.values for one in found if one is not None])
+    joint = rule.conjunction([one.p_values for one in found if one is not None])
     if joint.p is None:
         missing = "one seed, and no deviation of such trainings is known" if row.n == 1 else "no deviation is known"
         words.insert(0, missing)
@@ -293,7 +293,7 @@ def _seeds_needed(claim: Claim, found: Outcome, tests: int) -> int | None:
     effect = found.margin
     if effect is None and claim.value is not None:
         effect = published_effect(claim) - tested_reference(claim)
-    return rule.seeds_needed(found.tested.deviation, effect, tests, margin=found.margin is not None)
+    return rule.seeds_needed(found.estimate.deviation, effect, tests, margin=found.margin is not None)
 
 
 def _scope(scale: str, cells: Iterable[Cell]) -> str:
@@ -317,7 +317,7 @@ def _length(run: Run) -> str:
 def _reached(claim: Claim, found: Outcome) -> str:
     """What the arms that a claim compares with reach: the mean of their runs' final metric."""
     units = [unit for one in found.contrasts for unit in one.units]
-    runs = distinct_runs(cell for unit in units for _, cell, _ in unit.theirs)
+    runs = distinct_runs(cell for unit in units for _, cell, _ in unit.b)
     names = {run.row.get("metric", "") for run in runs}
     values = [value for run in runs if (value := run.number("final")) is not None]
     if len(names) != 1 or not values or not claim.arms:

@@ -188,7 +188,7 @@ def test_no_look_is_due_before_every_arm_is_trained():
     assert (found.verdict, found.n) == (NOT_TESTED, None)
     assert found.reason.startswith("0 of 4 planned seeds are trained")
     every = replace(HIGHER, a={}, b=None)  # arm a is all cells
-    assert frozen.due(every, [cell(schedule="CR")], home)[1].startswith("0 of 4 planned seeds are trained")
+    assert frozen.due_look(every, [cell(schedule="CR")], home)[1].startswith("0 of 4 planned seeds are trained")
 
 
 @pytest.mark.parametrize(

@@ -1,4 +1,5 @@
-"""Families of claims, whose tests are frozen before their first run: `bitcycle freeze`.
+"""Families of claims, whose tests are frozen before their first run: `bitcycle freeze` writes one, and `due_look` says which runs
+count at the look that is due (`verdict.py`).
 
 A family is a file results/published/families/NAME.yaml: when it was frozen, the number of looks, and for each claim the
 fingerprint of its test, its seeds, and the power at the published effect. Training for a family and judging it both refuse a
@@ -17,6 +18,7 @@ from argparse import SUPPRESS
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
+from itertools import takewhile
 from pathlib import Path
 from typing import Any, cast
 
@@ -27,7 +29,7 @@ from bitcycle.errors import EXIT_DONE
 from bitcycle.files import read_csv, write_bytes
 from bitcycle.reproduction.analysis.aggregation import Cell, Run, distinct_runs
 from bitcycle.reproduction.analysis.claims import Claim, published_effect, read_claims, tested_reference
-from bitcycle.reproduction.analysis.facts import matches
+from bitcycle.reproduction.analysis.facts import Selector, matches
 from bitcycle.reproduction.analysis.items import PUBLISHED
 from bitcycle.reproduction.analysis.statistics import Estimate, power
 from bitcycle.settings import SettingError, nearest
@@ -37,23 +39,10 @@ LOOKS = 2
 LEAST_POWER = 0.5
 """Claims with less power at the published effect stay out of a family: they could only cost the others."""
 WORDING = (
-    "id",
-    "sentence",
-    "section",
-    "effect",
-    "value",
-    "looks",
-    "untested",
-    "amended",
-    "quote",
-    "reason",
-    "note",
-    "restates",
+    *("id", "sentence", "section", "effect", "value", "looks"),
+    *("untested", "amended", "quote", "reason", "note", "restates"),
 )
 """The fields of a claim that are not part of its test."""
-
-
-Row = dict[str, object]
 
 
 @dataclass(frozen=True)
@@ -138,41 +127,52 @@ def check_frozen(claims: Sequence[Claim], families: Sequence[Family]) -> None:
                 raise SettingError("claim", name, problem, remedy)
 
 
-def due(claim: Claim, cells: Sequence[Cell], family: Family, replaced: Iterable[Cell] = ()) -> tuple[list[Cell], str]:
-    """The runs that count at the test that is due, and which test it is, or what it waits for. Only runs of the family's seeds
-    since it was frozen count: those of the first half of the seeds until all are trained, and none before. A seed is trained if
-    every cell with runs has it, and each arm has such cells. If the family has runs of cells with settings that the sweep has
-    `replaced` since, no test is due: that of the new ones would be another look."""
-    seeds = list(map(str, family.seeds[claim.id]))
-    own = [_restricted(cell, seeds, family.frozen) for cell in cells]
-    if before := _replaced_runs(claim, replaced, family):
-        words = f"the sweep was changed when the family had runs ({len(before)}): new seeds need a claim of their own"
-        return [replace(cell, runs=()) for cell in own], words
-    filled = [cell for cell in own if cell.runs]
-    arms = _arms(claim)
-    trained = [[cell for cell in filled if matches(cell, arm)] for arm in arms]
-    found = [{run.row["seed"] for run in cell.runs} for arm in trained for cell in arm] if all(trained) else [set()]
-    complete = next((n for n, seed in enumerate(seeds) if not all(seed in some for some in found)), len(seeds))
-    half = math.ceil(len(seeds) / 2)
-    count = 0 if complete < half else len(seeds) if complete == len(seeds) else half
-    words = f"tested at {count} of {len(seeds)} planned seeds"
-    if not count:
-        words = f"{complete} of {len(seeds)} planned seeds are trained; the first test is at {half}"
-    return [_restricted(cell, seeds[:count], family.frozen) for cell in own], words
+def due_look(
+    claim: Claim, cells: Sequence[Cell], family: Family, replaced: Iterable[Cell] = ()
+) -> tuple[list[Cell], str]:
+    """The cells with the runs that count at the look that is due, if one is, and which look that is, or what it waits for.
 
-
-def _replaced_runs(claim: Claim, replaced: Iterable[Cell], family: Family) -> list[Run]:
+    Only runs of the family's seeds since it was frozen count: those of the first half of the seeds until all are trained, and
+    none before that half is. No look is due if the family has runs of cells with settings that the sweep has `replaced` since:
+    one at the new settings would be another look.
+    """
     seeds, arms = list(map(str, family.seeds[claim.id])), _arms(claim)
+    cells = [_restricted(cell, seeds, family.frozen) for cell in cells]
+    if before := _replaced_runs(replaced, arms, seeds, family.frozen):
+        words = f"the sweep was changed when the family had runs ({len(before)}): new seeds need a claim of their own"
+        return [replace(cell, runs=()) for cell in cells], words
+    trained, half = _trained_seeds(cells, arms, seeds), math.ceil(len(seeds) / 2)
+    if trained < half:
+        words = f"{trained} of {len(seeds)} planned seeds are trained; the first test is at {half}"
+        return [replace(cell, runs=()) for cell in cells], words
+    count = len(seeds) if trained == len(seeds) else half
+    words = f"tested at {count} of {len(seeds)} planned seeds"
+    return [_restricted(cell, seeds[:count], family.frozen) for cell in cells], words
+
+
+def _trained_seeds(cells: Iterable[Cell], arms: Iterable[Selector], seeds: Sequence[str]) -> int:
+    """The number of seeds before the first one that is not trained. A seed is trained if every cell with runs has one of this
+    seed, and each arm has such cells."""
+    filled = [cell for cell in cells if cell.runs]
+    by_arm = [[cell for cell in filled if matches(cell, arm)] for arm in arms]
+    if not all(by_arm):
+        return 0
+    recorded = [{run.row["seed"] for run in cell.runs} for arm in by_arm for cell in arm]
+    return len(list(takewhile(lambda seed: all(seed in some for some in recorded), seeds)))
+
+
+def _replaced_runs(replaced: Iterable[Cell], arms: Sequence[Selector], seeds: Sequence[str], since: str) -> list[Run]:
     cells = [cell for cell in replaced if any(matches(cell, arm) for arm in arms)]
-    runs = distinct_runs(_restricted(cell, seeds, family.frozen) for cell in cells)
+    runs = distinct_runs(_restricted(cell, seeds, since) for cell in cells)
     return [run for run in runs if run.row.get("finished")]
 
 
-def _arms(claim: Claim) -> list[Any]:
+def _arms(claim: Claim) -> list[Selector]:
     return [arm for part in claim.parts for arm in (part.a, *part.arms, part.minus) if arm is not None]
 
 
-def _restricted(cell: Cell, seeds: Sequence[str], since: str) -> Cell:
+def _restricted(cell: Cell, seeds: Collection[str], since: str) -> Cell:
+    """A cell with its runs of these seeds since a moment; runs from before this was recorded count."""
     runs = (run for run in cell.runs if run.row["seed"] in seeds and (run.row.get("finished") or since) >= since)
     return replace(cell, runs=tuple(runs))
 
@@ -189,7 +189,9 @@ def freeze(path: Path, entries: Mapping[str, Mapping[str, object]]) -> Path:
     return path
 
 
-def entry_of(claim: Claim, seeds: range, row: Mapping[str, str], deviation: float | None, power: float | None) -> Row:
+def entry_of(
+    claim: Claim, seeds: range, row: Mapping[str, str], deviation: float | None, power: float | None
+) -> dict[str, object]:
     """The entry of a claim in a new family. Deviation and margin are those that results/summary/claims.csv tells of its earlier
     trainings, in `row`, unless the deviation is given. Raises SettingError if it has not enough power, or no quote."""
     margin = float(row["margin"]) if row.get("margin") else claim.fixed_margin if claim.has_margin else None

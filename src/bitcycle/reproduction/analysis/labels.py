@@ -49,6 +49,13 @@ def our_data(cell: Cell) -> str:
     return ", ".join([*words, cell.remark] if cell.remark else words)
 
 
+def proxy_label(cell: Cell) -> str:
+    """NETWORK, DATA[, vocabulary of N][, N images] of a cell whose runs are a proxy; empty for runs at the paper's setting."""
+    if cell.runs[0].row["scale"] == "paper" and not cell.is_proxy:
+        return ""
+    return f"{our_model(cell)}, {our_data(cell)}"
+
+
 def model_of(cell: Cell) -> str:
     """The paper's name of a cell's network."""
     return label_of("model", cell.setting("model"))

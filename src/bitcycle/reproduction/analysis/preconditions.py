@@ -1,10 +1,12 @@
-"""Preconditions of a test: why the recorded runs cannot decide a claim."""
+"""Preconditions of a test: which runs of a claim's cells count, and why those that do cannot decide it.
+
+`verdict.py` asks `counted_cells` before a test and `why_no_test` after it, as some reasons depend on the runs that were compared.
+"""
 
 import re
 import statistics
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
-from operator import ne
 from typing import Any
 
 from bitcycle.reproduction.analysis import labels
@@ -20,77 +22,59 @@ CEILING = 99.0
 CHANCE = {**{name: 100 / classes for name, classes in labels.IMAGES.items()}, "xnli": 100 / 3}
 CHANCE |= {"cora": 31.9, "citeseer": 23.1, "sick": 56.9}
 """Percentage of the most frequent class in the test data, if known: the accuracy of always predicting it."""
-LOWER = ("perplexity", "cer", "loss")
+LOWER_IS_BETTER = ("perplexity", "cer", "loss")
 """Ends of the names of metrics of which lower values are better."""
 ABOVE_CHANCE = 2.0
 """Distance in points at which an accuracy counts as above chance."""
-EPOCHS = 160
+CONVERGED_EPOCHS = 160
 """Number of epochs after which a run counts as converged: that of the papers on CIFAR. After 30, longer training still gained
 several points (results/notes/verdicts.md, on deficits)."""
 
 
-def failed(claim: Claim, contrasts: Sequence[Contrast], runs: Sequence[Run], proxy: bool) -> str:
-    """Why a claim cannot be tested; empty if it can."""
-    units = [unit for one in contrasts for unit in one.units]
-    cells = [cell for unit in units for cell in unit.cells if cell.runs]
-    wanted = max((one.wanted for one in contrasts), default=0)
-    filled = min((one.filled for one in contrasts), default=0)
-    if not cells:
-        return "A setting and its baseline are the same training." if filled else "The runs that it needs are missing."
-    if 2 * filled < wanted:
-        return f"Fewer than half of the cells have runs: {filled} of {wanted}."
-    lengths = _other_lengths(claim, units, proxy)
-    if found := _saturated(claim, units) or lengths or _other_samples(units) or _few_moments(claim, runs):
-        return found
-    published = proxy and not claim.arms and bool(claim.reference)
-    return "A proxy cannot be compared with a published number." if published else ""
+# Which runs count
 
 
-def proxy_label(cell: Cell) -> str:
-    """NETWORK, DATA[, vocabulary of N][, N images] of a cell whose runs are a proxy; empty for runs at the paper's setting."""
-    if cell.runs[0].row["scale"] == "paper" and not cell.is_proxy:
-        return ""
-    return f"{labels.our_model(cell)}, {labels.our_data(cell)}"
-
-
-def counting(claim: Claim, cells: Sequence[Cell], pool: Pool) -> tuple[list[Cell], str]:
-    """The cells with only the runs that count for a claim, and the reason why others do not.
+def counted_cells(claim: Claim, cells: Sequence[Cell], pool: Pool) -> tuple[list[Cell], str]:
+    """The cells with only the runs that count for a claim, and the first reason why others do not.
 
     Network and data must be close enough to the paper's. Timings count only if a run had its machine to itself. Runs that did not
     reach the last stage of their schedule do not count, nor those that are worse than guessing at the end or after a phase, nor
     any run of a cell for most of whose runs this is so.
     """
-    reasons = [_too_far(cell, claim) if cell.runs else "" for cell in cells]
+    reasons = [_too_far(claim, cell) if cell.runs else "" for cell in cells]
     kept = [replace(cell, runs=()) if reason else cell for cell, reason in zip(cells, reasons)]
     if "quiet machine" in claim.requires:
         quiet = [replace(cell, runs=tuple(run for run in cell.runs if not pool.shared_machine(run))) for cell in kept]
-        if any(map(ne, kept, quiet)):
+        if quiet != kept:
             reasons.append("Timings on a machine that other runs shared.")
         kept = quiet
     if "last stage" in claim.requires:
-        reasons.append(_unfinished(kept))
-        kept = [_mostly(cell, reached_last_stage) for cell in kept]
-    reasons.append(_useless(kept))
-    kept = [_mostly(cell, lambda run: not diverged(run)) for cell in kept]
+        reasons.append(_note_on_stages(kept))
+        kept = [_with_most(cell, reached_last_stage) for cell in kept]
+    reasons.append(_note_on_guessing(kept))
+    kept = [_with_most(cell, lambda run: not diverged(run)) for cell in kept]
     return kept, next(filter(None, reasons), "")
 
 
-def _mostly(cell: Cell, counts: Callable[[Run], bool]) -> Cell:
+def _with_most(cell: Cell, counts: Callable[[Run], bool]) -> Cell:
     """A cell with the runs that count, or with none if most do not."""
     some = tuple(filter(counts, cell.runs))
     return replace(cell, runs=some if 2 * len(some) > len(cell.runs) else ())
 
 
-def _too_far(cell: Cell, claim: Claim) -> str:
-    data, model = ((str(cell.setting(key)), str(cell.actual(key))) for key in ("dataset", "model"))
-    if data in TOO_FAR:
-        what, (paper, ours) = "data are", (labels.label_of("dataset", name) for name in data)
-    elif model[1] in claim.too_far or ("network family" in claim.requires and family(model[0]) != family(model[1])):
-        what, (paper, ours) = "network is", (labels.label_of("model", name) for name in model)
+def _too_far(claim: Claim, cell: Cell) -> str:
+    (data, our_data), (model, our_model) = (
+        (str(cell.setting(key)), str(cell.actual(key))) for key in ("dataset", "model")
+    )
+    if (data, our_data) in TOO_FAR:
+        what, group, paper, ours = "data are", "dataset", data, our_data
+    elif our_model in claim.too_far or ("network family" in claim.requires and family(model) != family(our_model)):
+        what, group, paper, ours = "network is", "model", model, our_model
     else:
         return ""
-    why = claim.too_far.get(model[1], "")
-    return f"The {what} too far from the claim's: {ours} for {paper}{why and ', '}{why}."
+    why = claim.too_far.get(our_model, "")
+    words = f"{labels.label_of(group, ours)} for {labels.label_of(group, paper)}{why and ', '}{why}"
+    return f"The {what} too far from the claim's: {words}."
 
 
 def family(model: str) -> str:
@@ -100,6 +84,15 @@ def family(model: str) -> str:
     ('resnet', 'mobilenet_v', 'vgg')
     """
     return re.split(r"\d", model)[0]
+
+
+def _note_on_stages(cells: Iterable[Cell]) -> str:
+    staged = (*labels.STAGED, "fractrain", *labels.PHASED)
+    runs = [run for run in distinct_runs(cells) if run.setting("schedule") in staged]
+    early = [run for run in runs if not reached_last_stage(run)]
+    names = ", ".join(sorted({str(run.row.get("schedule", "")) for run in early}))
+    words = f"{len(early)} of {len(runs)} trainings did not reach the last stage of their schedule ({names})."
+    return words if early else ""
 
 
 def reached_last_stage(run: Run) -> bool:
@@ -116,10 +109,16 @@ def reached_last_stage(run: Run) -> bool:
     return True
 
 
+def _note_on_guessing(cells: Iterable[Cell]) -> str:
+    every = distinct_runs(cells)
+    bad = [words for run in every if (words := diverged(run))]
+    return f"{len(bad)} of {len(every)} trainings became worse than guessing ({bad[0]})." if bad else ""
+
+
 def diverged(run: Run) -> str:
     """Where a run is worse than guessing: at the end of a phase, or of the whole run; empty if nowhere. An accuracy has to be
-    ABOVE_CHANCE points worse, and only in a phase, since all runs at chance are a matter of the metric (`failed`)."""
-    lower_is_better = run.row.get("metric", "").endswith(LOWER)
+    ABOVE_CHANCE points worse, and only in a phase, since all runs at chance are a matter of the metric (`why_no_test`)."""
+    lower_is_better = run.row.get("metric", "").endswith(LOWER_IS_BETTER)
     phases: Sequence[Mapping[str, Any]] = run.curve.get("phases", [])
     ends = [(f"phase {number}", one.get("final"), one.get("chance")) for number, one in enumerate(phases, start=1)]
     for where, value, recorded in [*ends, *[("the end", run.number("final"), None)] * lower_is_better]:
@@ -140,16 +139,10 @@ def guessing(run: Run) -> float | None:
     return 100.0 if metric.endswith("cer") else CHANCE.get(run.row.get("dataset", ""))
 
 
-def _useless(cells: Iterable[Cell]) -> str:
-    every = distinct_runs(cells)
-    bad = [words for run in every if (words := diverged(run))]
-    return f"{len(bad)} of {len(every)} trainings became worse than guessing ({bad[0]})." if bad else ""
-
-
-def left_out(every: Sequence[Cell], counted: Sequence[Cell]) -> str:
-    """A note on runs that `counting` excluded for not reaching the last stage, or for being worse than guessing."""
+def left_out(cells: Sequence[Cell], counted: Sequence[Cell]) -> str:
+    """A note on runs that `counted_cells` left out for not reaching the last stage, or for being worse than guessing."""
     kept = {run.training for run in distinct_runs(counted)}
-    runs = [run for run in distinct_runs(every) if run.training not in kept]
+    runs = [run for run in distinct_runs(cells) if run.training not in kept]
     useless = sum(bool(diverged(run)) for run in runs)
     early = sum(not reached_last_stage(run) for run in runs if not diverged(run))
     what = {"that did not reach the last stage of the schedule": early, "that became worse than guessing": useless}
@@ -160,13 +153,26 @@ def left_out(every: Sequence[Cell], counted: Sequence[Cell]) -> str:
     )
 
 
-def _unfinished(cells: Iterable[Cell]) -> str:
-    staged = (*labels.STAGED, "fractrain", *labels.PHASED)
-    runs = [run for run in distinct_runs(cells) if run.setting("schedule") in staged]
-    early = [run for run in runs if not reached_last_stage(run)]
-    names = ", ".join(sorted({str(run.row.get("schedule", "")) for run in early}))
-    words = f"{len(early)} of {len(runs)} trainings did not reach the last stage of their schedule ({names})."
-    return words if early else ""
+# Why those that count decide nothing
+
+
+def why_no_test(claim: Claim, contrasts: Sequence[Contrast], runs: Sequence[Run], proxy: bool) -> str:
+    """Why the contrasts of a claim, and the runs that they compare, cannot decide it; empty if they can."""
+    units = [unit for one in contrasts for unit in one.units]
+    wanted = max((one.wanted for one in contrasts), default=0)
+    filled = min((one.filled for one in contrasts), default=0)
+    if not any(cell.runs for unit in units for cell in unit.cells):
+        return "A setting and its baseline are the same training." if filled else "The runs that it needs are missing."
+    if 2 * filled < wanted:
+        return f"Fewer than half of the cells have runs: {filled} of {wanted}."
+    published = proxy and not claim.arms and bool(claim.reference)
+    return (
+        _saturated(claim, units)
+        or _other_lengths(claim, units, proxy)
+        or _other_samples(units)
+        or _few_moments(claim, runs)
+        or ("A proxy cannot be compared with a published number." if published else "")
+    )
 
 
 def _saturated(claim: Claim, units: Sequence[Unit]) -> str:
@@ -195,7 +201,9 @@ def _other_lengths(claim: Claim, units: Sequence[Unit], proxy: bool) -> str:
         groups = [unit.cells for unit in units]
     for cells in groups:
         steps = {int(run.row["total_steps"]) for cell in cells for run in cell.runs}
-        converged = claim.lengths == "converged" and all(run.epochs >= EPOCHS for cell in cells for run in cell.runs)
+        converged = claim.lengths == "converged" and all(
+            run.epochs >= CONVERGED_EPOCHS for cell in cells for run in cell.runs
+        )
         if len(steps) > 1 and not converged:
             return f"Unequal training lengths, and the shorter ones have not converged: {min(steps):,} and {max(steps):,} steps."
     return ""

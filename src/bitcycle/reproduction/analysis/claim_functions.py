@@ -101,10 +101,9 @@ Length = Callable[[Run], Optional[float]]
 TARGETS = 100
 
 
-def runs_of(cells: Iterable[Cell], seed: str) -> list[tuple[Cell, Run]]:
+def runs_of(cells: Iterable[Cell], seed: str) -> list[Run]:
     """The runs of a seed, without duplicates."""
-    found = {run.row["hash"]: (cell, run) for cell in cells for run in cell.runs if run.row["seed"] == seed}
-    return list(found.values())
+    return list({run.row["hash"]: run for cell in cells for run in cell.runs if run.row["seed"] == seed}.values())
 
 
 def reach(points: Curve, target: float) -> float | None:
@@ -143,7 +142,7 @@ training_seconds: Length = attrgetter("training_seconds")
 
 def log_speedup(length: Length, ours: Sequence[Cell], theirs: Sequence[Cell], seed: str) -> float | None:
     """Logarithm of the speedup in iterations or seconds."""
-    several = [[run for _, run in runs_of(cells, seed)] for cells in (ours, theirs)]
+    several = (runs_of(cells, seed) for cells in (ours, theirs))
     found = speedup(*(sorted((length(run) or 0.0, run.number("final") or 0.0) for run in runs) for runs in several))
     return math.log(found) if found else None
 
@@ -156,7 +155,7 @@ def speedup_excess(*arms: Any) -> float | None:
 
 def cost_to_reach(ours: Sequence[Cell], theirs: Sequence[Cell], seed: str) -> float | None:
     """Mean log ratio of the costs (theirs to ours) of reaching 90, 95 and 98 % of the lower of the two best accuracies."""
-    pairs = [run for cells in (ours, theirs) for _, run in runs_of(cells, seed)[:1]]
+    pairs = [run for cells in (ours, theirs) for run in runs_of(cells, seed)[:1]]
     if len(pairs) < 2 or not all(run.curve for run in pairs):
         return None
     lowest = min(max(run.curve["evaluations"]["value"]) for run in pairs)

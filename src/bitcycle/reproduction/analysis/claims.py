@@ -1,6 +1,7 @@
 """Claims as data: each entry of results/published/claims/PAPER.yaml gives the fields of one `Claim`.
 
-The predicate, one of `PREDICATES`, is the hypothesis about the contrast between arms a and b that is tested.
+The predicate, one of `PREDICATES`, is the hypothesis about the contrast between arms a and b that is tested: its words are in
+`predicates.yaml`, its test in `predicates.py`. `facts.py` explains what selects the cells of the arms.
 """
 
 import math
@@ -49,9 +50,7 @@ class Claim(Settings):
     function: str = setting("", "function of `claim_functions` that replaces the metric, or computes the claim")
     options: Any = setting({}, "options of this function, for a computed claim")
     items: list[str] = setting([], "further items of the same paper whose cells are used")
-    reference: Any = setting(
-        0.0, "value that a minus b, or without b that a, is compared with; may depend on the network"
-    )
+    reference: Any = setting(0.0, "value that a minus b, or a alone, is compared with; may depend on the network")
     margin: Optional[float] = setting(None, "margin of equivalence or non-inferiority", minimum=0)
     margin_percent: Optional[float] = setting(None, "margin in percent of the mean of b", minimum=0)
     display: str = setting("", "how a log ratio is displayed", choices=("", *DISPLAYS))
@@ -59,12 +58,8 @@ class Claim(Settings):
     requires: list[str] = setting([], "additional preconditions, see `preconditions`")
     too_far: Any = setting({}, "networks on which the claim cannot be tested, with the reason")
     moments: int = setting(0, "required number of evaluations per run", minimum=0)
-    looks: int = setting(
-        1, "without a family: number k of tests so far as seeds were added; multiplies p by k (k + 1)", minimum=1
-    )
-    each: bool = setting(
-        False, "the predicate must hold in every cell (the sentence says every, or all), not on average"
-    )
+    looks: int = setting(1, "without a family: number k of tests so far; multiplies p by k (k + 1)", minimum=1)
+    each: bool = setting(False, "it must hold in every cell (the sentence says every, or all), not on average")
     untested: str = setting("", "parts of the sentence that a proxy cannot test: it is at most supported in part")
     amended: str = setting("", "date and reason of a change of the test after a result: the claim is exploratory")
     quote: str = setting("", "words or numbers of the paper that margin and direction come from")
@@ -180,17 +175,19 @@ def rule_of(claim: Claim, margin: float | None = None) -> str:
 
 
 def tested_reference(claim: Claim) -> float:
-    """The reference on the scale of the test, which is logarithmic for savings and ratios; that of a margin, or of a published
-    number for each network, is 0."""
-    return 0.0 if claim.has_margin or isinstance(claim.reference, Mapping) else _tested(claim, float(claim.reference))
+    """The reference on the scale of the test; that of a margin, or of a published number for each network, is 0."""
+    if claim.has_margin or isinstance(claim.reference, Mapping):
+        return 0.0
+    return _on_test_scale(claim, float(claim.reference))
 
 
 def published_effect(claim: Claim) -> float:
     """The published effect on the scale of the test; without a number, that of a margin is 0."""
-    return _tested(claim, claim.value or 0.0)
+    return _on_test_scale(claim, claim.value or 0.0)
 
 
-def _tested(claim: Claim, value: float) -> float:
+def _on_test_scale(claim: Claim, value: float) -> float:
+    """A value in the displayed unit on the scale of the test, which is logarithmic for savings and ratios."""
     if claim.display == "saving":
         return -math.log(1 - value / 100)
     return math.log(value) if claim.display == "ratio" and value > 0 else value

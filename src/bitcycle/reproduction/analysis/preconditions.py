@@ -31,9 +31,6 @@ CONVERGED_EPOCHS = 160
 several points (results/notes/verdicts.md, on deficits)."""
 
 
-# Which runs count
-
-
 def counted_cells(claim: Claim, cells: Sequence[Cell], pool: Pool) -> tuple[list[Cell], str]:
     """The cells with only the runs that count for a claim, and the first reason why others do not.
 
@@ -151,9 +148,6 @@ def left_out(cells: Sequence[Cell], counted: Sequence[Cell]) -> str:
         for words, number in what.items()
         if number
     )
-
-
-# Why those that count decide nothing
 
 
 def why_no_test(claim: Claim, contrasts: Sequence[Contrast], runs: Sequence[Run], proxy: bool) -> str:

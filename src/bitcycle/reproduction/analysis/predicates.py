@@ -1,35 +1,27 @@
 """The test of a claim's predicate: from the cells whose runs count to an estimate with its interval and p-values.
 
-`evaluate` selects the cells of arms a and b, and applies the test of the predicate: to contrasts (`contrast.py`) or to statistics
-of several runs of one seed (`claim_functions.PER_SEED`), by the formulas of `statistics.py`. `verdict.py` calls it for each part
-of a claim, and draws the conclusion.
+`evaluate` selects the cells of arms a and b and applies the test of the predicate; `verdict.py` calls it for each part of a
+claim.
 """
 
 import math
-import statistics
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from itertools import combinations
+from statistics import fmean
 from typing import Any, NamedTuple
 
 import pandas as pd
 
+from bitcycle.reproduction.analysis import statistics as formulas
 from bitcycle.reproduction.analysis.aggregation import Cell
 from bitcycle.reproduction.analysis.claim_functions import PER_SEED
 from bitcycle.reproduction.analysis.claims import Claim, tested_reference
 from bitcycle.reproduction.analysis.contrast import Contrast, Pool, Unit, contrast
 from bitcycle.reproduction.analysis.facts import agreeing, as_list, fact, select
 from bitcycle.reproduction.analysis.metrics import COSTS, DISPLAYS, readings
-from bitcycle.reproduction.analysis.statistics import (
-    Estimate,
-    PValues,
-    bounds_test,
-    conjunction,
-    over_seeds,
-    spread_test,
-    trend_test,
-)
+from bitcycle.reproduction.analysis.statistics import Estimate, PValues
 
 
 class Outcome(NamedTuple):
@@ -66,7 +58,7 @@ def _all_hold(claim: Claim, several: Sequence[Outcome | None], contrasts: list[C
     tests = [test for test in several if test is not None]
     if not tests or len(tests) < len(several):
         return None
-    joint = conjunction([test.p_values for test in tests])
+    joint = formulas.conjunction([test.p_values for test in tests])
     contradicted = joint.p is not None and joint.contradicts == joint.p
     sign = -1 if claim.predicate in ("higher", "at_least", "rising") else 1
 
@@ -78,9 +70,6 @@ def _all_hold(claim: Claim, several: Sequence[Outcome | None], contrasts: list[C
     weakest = max(range(len(tests)), key=weakness)
     against = claim.arms[weakest] if 1 < len(claim.arms) == len(tests) else None
     return tests[weakest]._replace(p_values=joint, contrasts=contrasts, against=against)
-
-
-# Means of contrasts: directions and margins
 
 
 def _contrasts(
@@ -127,7 +116,7 @@ def _published_number(claim: Claim, tested: Contrast) -> float:
     if not isinstance(claim.reference, Mapping):
         return float(claim.reference)
     models = {str(fact(cell, "model")) for unit in tested.units for cell in unit.cells}
-    return statistics.fmean(claim.reference[model] for model in models)
+    return fmean(claim.reference[model] for model in models)
 
 
 def _margin(claim: Claim, tested: Contrast) -> float | None:
@@ -137,19 +126,16 @@ def _margin(claim: Claim, tested: Contrast) -> float | None:
     if claim.fixed_margin is not None:
         return claim.fixed_margin
     several = [readings(cell, metric) for unit in tested.units for _, cell, metric in unit.b]
-    return claim.percent / 100 * statistics.fmean(value for one in several for value in one.values())
+    return claim.percent / 100 * fmean(value for one in several for value in one.values())
 
 
 def _t_test(claim: Claim, estimate: Estimate, margin: float | None, contrasts: list[Contrast]) -> Outcome:
     shown = DISPLAYS.get(claim.display, float)
     computed = margin is not None or claim.metrics[0] in COSTS
-    p_values = bounds_test(estimate, claim.bounds(margin, tested_reference(claim)), computed)
+    p_values = formulas.bounds_test(estimate, claim.bounds(margin, tested_reference(claim)), computed)
     ends = estimate.interval()
     interval = None if ends is None else (shown(ends[0]), shown(ends[1]))
     return Outcome(p_values, estimate, shown(estimate.mean), interval, margin, contrasts)
-
-
-# Statistics of several runs of one seed
 
 
 def _panels(cells: Sequence[Cell], match: Sequence[str]) -> Iterator[tuple[list[Cell], list[str]]]:
@@ -174,11 +160,8 @@ def _per_seed(claim: Claim, arm_a: Sequence[Cell], arm_b: Sequence[Cell]) -> Out
     if by_seed.empty:
         return None
     values = by_seed["mean"][by_seed["count"] == by_seed["count"].max()]
-    estimate = over_seeds(values, (None, len(values) - 1))
+    estimate = formulas.over_seeds(values, (None, len(values) - 1))
     return _t_test(claim, estimate, None, [_unpaired([*arm_a, *arm_b])])
-
-
-# Trends and spreads
 
 
 def _trend(claim: Claim, by: str, arm_a: Sequence[Cell], arm_b: Sequence[Cell]) -> Outcome | None:
@@ -199,7 +182,7 @@ def _trend(claim: Claim, by: str, arm_a: Sequence[Cell], arm_b: Sequence[Cell]) 
         return None
     panels = blocks.groupby("seed")
     blocks = panels.mean()[panels.size() == panels.size().max()]
-    correlation, interval, p_values = trend_test(blocks.to_numpy(), 1 if claim.predicate == "rising" else -1)
+    correlation, interval, p_values = formulas.trend_test(blocks.to_numpy(), 1 if claim.predicate == "rising" else -1)
     estimate = Estimate(correlation, None, 0, len(blocks))
     return Outcome(p_values, estimate, correlation, interval, None, [_unpaired([*arm_a, *arm_b])])
 
@@ -220,7 +203,7 @@ def _spread(claim: Claim, arm_a: Sequence[Cell], arm_b: Sequence[Cell]) -> Outco
     """F test of whether the deviation between seeds is smaller in arm a than in arm b."""
     distinct = [{cell.runs[0].row["hash"]: cell for cell in arm if cell.runs}.values() for arm in (arm_a, arm_b)]
     groups = [[list(readings(cell, claim.metrics[0]).values()) for cell in cells] for cells in distinct]
-    ratio, interval, df, p_values = spread_test(*groups)
+    ratio, interval, df, p_values = formulas.spread_test(*groups)
     both = [*arm_a, *arm_b]
     seeds = {run.row["seed"] for cell in both for run in cell.runs}
     shown = None if math.isnan(ratio) else ratio

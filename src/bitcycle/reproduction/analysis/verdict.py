@@ -1,17 +1,10 @@
 """The verdicts on all claims: from claims, runs and frozen families to the rows of results/summary/claims.csv.
 
-`judge` tests every claim alone, then corrects the p-values of each family together. What tests a claim, in this order:
-
-    frozen.due_look              which runs are due, if the claim is in a frozen family
-    preconditions.counted_cells  which of these runs count
-    predicates.evaluate          estimate, interval and p-values of each of its parts
-    preconditions.why_no_test    whether such runs can decide it
-
-The rule is the same at every scale: a claim is decided if its p-value, corrected for looks and over all claims of its family
-(Holm), is below 0.05; it is leaning if only the uncorrected one is. A frozen family has a planned number K of looks, and p is
-multiplied by K. All other claims of a scale are a family of their own, and look k is multiplied by k (k + 1), which bounds the
-false decisions of any number of looks; a claim whose power at the published effect is below one half is not tested there.
-`reason` tells why a claim has no test or what to know of its test, and `scope` the setting for which the verdict holds.
+`judge` tests every claim alone (`_tested`), then corrects the p-values of each family together (`_correct`). The rule is the same
+at every scale: a claim is decided if its p-value, corrected for looks and over all claims of its family (Holm), is below 0.05; it
+is leaning if only the uncorrected one is. A frozen family has a planned number K of looks, and p is multiplied by K; all other
+claims of a scale are a family of their own, and look k is multiplied by k (k + 1), which bounds the false decisions of any number
+of looks. Of these, a claim whose power at the published effect is below one half is not tested.
 """
 
 import dataclasses
@@ -181,7 +174,7 @@ def _tested(
     outcomes = [evaluate(part, counted, pool) for part in parts]
     first = outcomes[0]
     if first is None:
-        reason = _why_nothing_to_test(claim, cells, counted, excluded, pool)
+        reason = _why_untested(claim, cells, counted, excluded, pool)
         row = replace(_new_row(claim), scale=scale, verdict=NO_TEST, scope=_scope(scale, cells), reason=reason)
         return Judged(claim, family, row) if reason else None
     row = _estimated(claim, scale, first)
@@ -204,9 +197,7 @@ def _joined(*words: str) -> str:
     return "; ".join(filter(None, words))
 
 
-def _why_nothing_to_test(
-    claim: Claim, cells: Sequence[Cell], counted: Sequence[Cell], excluded: str, pool: Pool
-) -> str:
+def _why_untested(claim: Claim, cells: Sequence[Cell], counted: Sequence[Cell], excluded: str, pool: Pool) -> str:
     """Why the runs that count give no estimate; empty if the others would not give one either."""
     if excluded and evaluate(claim, cells, pool) is not None:
         return excluded

@@ -12,7 +12,7 @@ _MODULES = {
     "reproduce": ("reproduce", "train, analyse and draw every item of the papers at one scale"),
     "gpu-day": ("gpu_day", "train sweeps in the order of claims per hour, within some hours"),
     "campaign": ("campaign", "train a plan of sweeps in the background, in the order of the plan"),
-    "freeze": ("analysis.frozen", "freeze the tests of claims before the first run that decides them"),
+    "freeze": ("freeze", "freeze the tests of claims before the first run that decides them"),
     "advise": ("advise", "the schedules within a cost budget, with their recorded accuracy"),
     "analyse": ("measurement.after_sweep", "the analyses of finished runs that a sweep file lists"),
     "surface": ("measurement.surface", "loss along random directions around a finished network"),

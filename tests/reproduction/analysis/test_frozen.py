@@ -13,7 +13,7 @@ import pytest
 from omegaconf import OmegaConf
 from scipy import stats
 
-from bitcycle.reproduction import campaign
+from bitcycle.reproduction import campaign, freeze
 from bitcycle.reproduction.analysis import frozen
 from bitcycle.reproduction.analysis.aggregation import Results, Run
 from bitcycle.reproduction.analysis.claims import read_claims
@@ -110,7 +110,7 @@ def test_new_seeds_in_a_family_of_its_own_decide_an_amended_claim():
 def test_a_campaign_refuses_a_test_that_was_changed(tmp_path, capsys):
     for name in ("results/published", "sweeps", "conf"):
         shutil.copytree(ROOT / name, tmp_path / name, ignore=shutil.ignore_patterns("families"))
-    assert frozen.main(["f", "cpt/fig2-c1", "--seeds", "4", "--published", str(tmp_path / "results/published")]) == 0
+    assert freeze.main(["f", "cpt/fig2-c1", "--seeds", "4", "--published", str(tmp_path / "results/published")]) == 0
     claims = tmp_path / "results/published/claims/cpt.yaml"
     given = argparse.Namespace(
         jobs=1, threads=1, plan=None, results_root="runs", summary=tmp_path / "s.csv", dry_run=True
@@ -135,7 +135,7 @@ def test_freezing(tmp_path, capsys):
     summary.parent.mkdir()
     summary.write_text("claim_id,deviation,margin\ncpt/fig1-c2,0.5,\ncpt/fig1-c1,5.0,\n")
     common = ["--seeds", "6", "--published", str(tmp_path / "published")]
-    assert frozen.main(["one", "cpt/fig1-c2", *common]) == 0
+    assert freeze.main(["one", "cpt/fig1-c2", *common]) == 0
     (made,) = read_families(tmp_path / "published")
     assert (made.name, made.looks, made.seeds) == ("one", 2, {"cpt/fig1-c2": range(6)})
     assert abs(datetime.now(UTC) - datetime.fromisoformat(made.frozen)) < timedelta(minutes=5)
@@ -148,16 +148,16 @@ def test_freezing(tmp_path, capsys):
         (["two", "cpt/fig99-c1"], "there is no such claim"),
     ):
         with pytest.raises(SettingError, match=message):
-            frozen.main([*words, *common])
+            freeze.main([*words, *common])
         assert not (tmp_path / "published/families/two.yaml").exists(), "a refused family leaves no file"
     own = ["--seeds", "cpt/fig1-c1=2000", "--first-seed", "60"]
-    assert frozen.main(["three", "cpt/fig1-c1", "cpt/table5-c2", *common, *own]) == 0
+    assert freeze.main(["three", "cpt/fig1-c1", "cpt/table5-c2", *common, *own]) == 0
     assert read_families(tmp_path / "published")[1].seeds == {
         "cpt/fig1-c1": range(60, 2060),
         "cpt/table5-c2": range(60, 66),
     }
     with pytest.raises(SettingError, match="there is no number for cpt/fig5-c1"):
-        frozen.main(["four", "cpt/fig5-c1", *common[2:], *own])
+        freeze.main(["four", "cpt/fig5-c1", *common[2:], *own])
 
 
 def test_a_family_is_tested_at_half_of_its_seeds_and_at_the_end():
@@ -278,6 +278,6 @@ def test_the_share_of_false_families_over_many_simulations(monkeypatch):
 
 def test_families_are_files_that_omegaconf_reads(tmp_path):
     shutil.copytree(PUBLISHED / "claims", tmp_path / "published" / "claims")
-    frozen.main(["f", "cpt/fig2-c1", "--seeds", "4", "--published", str(tmp_path / "published")])
+    freeze.main(["f", "cpt/fig2-c1", "--seeds", "4", "--published", str(tmp_path / "published")])
     content = OmegaConf.load(tmp_path / "published/families/f.yaml")
     assert content.looks == 2 and list(content.claims) == ["cpt/fig2-c1"]

@@ -1,0 +1,112 @@
+"""`bitcycle freeze`: fix the tests of claims, as a family of their own, before their first run.
+
+A family is a file results/published/families/NAME.yaml: when it was frozen, the number of looks, and for each claim the
+fingerprint of its test, its seeds, and the power at the published effect; `analysis/frozen.py` judges by it. After a result, a
+test can only be changed as an amendment (`amended` in the claim's entry): the claim is then exploratory, and decided by new seeds
+alone, in a family of their own. A frozen test that turns out to be wrong is `withdrawn` in its family and no longer decides
+anything; the claim can then be amended and frozen again.
+"""
+
+import math
+import sys
+from argparse import SUPPRESS
+from collections.abc import Mapping, Sequence
+from datetime import UTC, datetime
+from pathlib import Path
+
+from omegaconf import OmegaConf
+
+from bitcycle.door import parser_of
+from bitcycle.errors import EXIT_DONE
+from bitcycle.files import read_csv, write_bytes
+from bitcycle.reproduction.analysis.claims import Claim, published_effect, read_claims, tested_reference
+from bitcycle.reproduction.analysis.frozen import LEAST_POWER, LOOKS, fingerprint, read_families
+from bitcycle.reproduction.analysis.items import PUBLISHED
+from bitcycle.reproduction.analysis.statistics import Estimate, power
+from bitcycle.settings import SettingError, nearest
+
+
+def write_family(path: Path, entries: Mapping[str, Mapping[str, object]]) -> Path:
+    """Write a new family: for each claim the fingerprint of its test, seeds, deviation and power."""
+    content = {"frozen": datetime.now(UTC).isoformat(timespec="seconds"), "looks": LOOKS, "claims": entries}
+    write_bytes(path, f"# A frozen family of claims\n{OmegaConf.to_yaml(OmegaConf.create(content))}".encode())
+    try:
+        read_families(path.parents[1])
+    except SettingError:
+        path.unlink()  # it would be refused by every later command
+        raise
+    return path
+
+
+def entry_of(
+    claim: Claim, seeds: range, row: Mapping[str, str], deviation: float | None, power: float | None
+) -> dict[str, object]:
+    """The entry of a claim in a new family. Deviation and margin are those that results/summary/claims.csv tells of its earlier
+    trainings, in `row`, unless the deviation is given. Raises SettingError if it has not enough power, or no quote."""
+    margin = float(row["margin"]) if row.get("margin") else claim.fixed_margin if claim.has_margin else None
+    if deviation is None and row:
+        deviation = float(row["deviation"])
+    if power is None:
+        power = planned_power(claim, deviation, margin, len(seeds))
+    if power is not None and power < LEAST_POWER:
+        problem = f"has a power of {power:.2f} at the published effect with {len(seeds)} seeds"
+        raise SettingError("claim", claim.id, problem, f"leave it out, or plan seeds for at least {LEAST_POWER}")
+    if not claim.quote:
+        problem = "does not quote the words or numbers of the paper that its direction or margin comes from"
+        raise SettingError("claim", claim.id, problem, "add a quote to its entry")
+    numbers = {"deviation": deviation, "power": power}
+    rounded = {name: None if value is None else round(value, 3) for name, value in numbers.items()}
+    return {"test": fingerprint(claim), "seeds": len(seeds), "first_seed": seeds.start, **rounded}
+
+
+def planned_power(claim: Claim, deviation: float | None, margin: float | None, seeds: int) -> float | None:
+    """Power of a claim at its published effect with a number of seeds, given the deviation of its contrast between seeds, on the
+    scale of the test; None if the deviation is unknown, or the paper prints no number."""
+    if deviation is None or (claim.value is None and not claim.has_margin):
+        return None
+    estimate = Estimate(0.0, deviation / math.sqrt(seeds), seeds - 1, seeds)
+    return power(estimate, published_effect(claim), claim.bounds(margin, tested_reference(claim)))
+
+
+def _value(text: str) -> tuple[str, float]:
+    name, _, value = text.rpartition("=")
+    return name, float(value)
+
+
+def main(words: Sequence[str] | None = None) -> int:
+    """Freeze the tests of claims before their first run."""
+    parser = parser_of("freeze", __doc__)
+    parser.add_argument("name", help="name of the family")
+    parser.add_argument("claims", nargs="+", help="PAPER/ITEM-cN")
+    text = "planned number of seeds of all claims, or of one"
+    parser.add_argument("--seeds", type=_value, action="append", required=True, metavar="[CLAIM=]NUMBER", help=text)
+    parser.add_argument("--first-seed", type=int, default=0, help="the first of them; default: 0")
+    text = "deviation of a claim's contrast between seeds, measured on other runs; default: that of its earlier runs"
+    parser.add_argument("--deviation", type=_value, action="append", default=[], metavar="CLAIM=VALUE", help=text)
+    parser.add_argument("--published", type=Path, default=PUBLISHED, help=SUPPRESS)
+    text = "power of a claim, for a trend from a simulation; default: computed for its published effect and deviation"
+    parser.add_argument("--power", type=_value, action="append", default=[], metavar="CLAIM=VALUE", help=text)
+    given = parser.parse_args(words)
+    path = given.published / "families" / f"{given.name}.yaml"
+    if path.exists():
+        problem, remedy = "is frozen already", "choose another name; a frozen family does not change"
+        raise SettingError("family", given.name, problem, remedy)
+    known = {claim.id: claim for claim in read_claims(given.published)}
+    rows = read_csv(given.published.parent / "summary" / "claims.csv", missing_ok=True)
+    measured = {row["claim_id"]: row for row in reversed(rows) if row["deviation"]}
+    planned = dict(given.seeds)
+    deviations, powers, entries = dict(given.deviation), dict(given.power), {}
+    for name in given.claims:
+        if name not in known:
+            raise SettingError("claim", name, "there is no such claim", nearest(name, known))
+        count = planned.get(name, planned.get(""))
+        if count is None:
+            raise SettingError("seeds", sorted(planned), f"there is no number for {name}", "add --seeds NUMBER")
+        seeds, row = range(given.first_seed, given.first_seed + int(count)), measured.get(name, {})
+        entries[name] = entry_of(known[name], seeds, row, deviations.get(name), powers.get(name))
+    print(write_family(path, entries))
+    return EXIT_DONE
+
+
+if __name__ == "__main__":
+    sys.exit(main())

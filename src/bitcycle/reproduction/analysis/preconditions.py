@@ -36,7 +36,7 @@ def counted_cells(claim: Claim, cells: Sequence[Cell], pool: Pool) -> tuple[list
 
     Network and data must be close enough to the paper's. Timings count only if a run had its machine to itself. Runs that did not
     reach the last stage of their schedule do not count, nor those that are worse than guessing at the end or after a phase, nor
-    any run of a cell for most of whose runs this is so.
+    any run of a cell for half or more of whose runs this is so.
     """
     reasons = [_too_far(claim, cell) if cell.runs else "" for cell in cells]
     kept = [replace(cell, runs=()) if reason else cell for cell, reason in zip(cells, reasons)]
@@ -54,7 +54,7 @@ def counted_cells(claim: Claim, cells: Sequence[Cell], pool: Pool) -> tuple[list
 
 
 def _with_most(cell: Cell, counts: Callable[[Run], bool]) -> Cell:
-    """A cell with the runs that count, or with none if most do not."""
+    """A cell with the runs that count if most of its runs do, otherwise with none."""
     some = tuple(filter(counts, cell.runs))
     return replace(cell, runs=some if 2 * len(some) > len(cell.runs) else ())
 

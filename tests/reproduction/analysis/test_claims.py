@@ -14,7 +14,7 @@ from statsmodels.stats.weightstats import ttost_paired
 from bitcycle.configuration import GROUPS
 from bitcycle.reproduction.analysis import statistics as rule
 from bitcycle.reproduction.analysis.aggregation import Results
-from bitcycle.reproduction.analysis.claims import PREDICATES, Claim, read_claims, rule_of
+from bitcycle.reproduction.analysis.claims import PREDICATES, Claim, _claim, read_claims, rule_of
 from bitcycle.reproduction.analysis.contrast import Pool
 from bitcycle.reproduction.analysis.facts import FACTS
 from bitcycle.reproduction.analysis.items import PAPERS, read_items
@@ -158,7 +158,7 @@ def test_of_several_tests_the_one_that_supports_least_is_shown():
         claim, estimates = replace(HIGHER, predicate=predicate), [rule.Estimate(sign * n, 0.0, 4, 5) for n in (3, 1, 2)]
         tests = [_t_test(claim, estimate, None, []) for estimate in estimates]
         assert {test.p_values for test in tests} == {(2 * 0.5**5, 1.0)}
-        assert _all_hold(claim, tests, []).shown == sign
+        assert _all_hold(claim, tests).shown == sign
 
 
 def test_panels_of_one_seed_are_no_further_evidence_of_a_trend():
@@ -323,6 +323,41 @@ def test_the_scope_tells_length_and_baseline():
     several = replace(HIGHER, b=[{"schedule": "static"}, {"schedule": "RTH"}])
     shown = verdict(several, *PAIR, cell(*OTHER, schedule="RTH")).scope
     assert shown.endswith("; schedule static or schedule RTH: 71.5 test accuracy")
+
+
+def test_the_scope_names_every_network_however_many_lengths_the_others_have():
+    """One with four lengths was left out as soon as another had fewer."""
+    lengths = [
+        cell(*values, schedule=name, training__steps=steps, steps=steps)
+        for steps in (1000, 2000, 3000, 4000)
+        for name, values in (("CR", ONE), ("static", OTHER))
+    ]
+    small = {"model": "resnet14", "actual": {"model": "resnet14"}}
+    other = [cell(*values, schedule=name, **small) for name, values in (("CR", ONE), ("static", OTHER))]
+    found = verdict(replace(HIGHER, match=["model", "steps"]), *lengths, *other)
+    assert found.scope.startswith("proxy: ResNet-8, CIFAR-10 / ResNet-14, CIFAR-10, 1,000 steps")
+
+
+def test_every_arm_counts_in_a_comparison_by_a_statistic():
+    """The trainings of the first arm b alone were counted and checked."""
+    curve = {"evaluations": {"step": [100, 200], "value": [50.0, 70.0], "gbitops": [1.0, 2.0]}}
+    cells = [cell(*ONE, schedule=name, curve=curve) for name in ("CR", "static", "RTH")]
+    arms = [{"schedule": "static"}, {"schedule": "RTH"}]
+    claim = replace(HIGHER, b=arms, function="cost_to_reach", display="ratio")
+    assert verdict(claim, *cells).trainings == 12
+
+
+@pytest.mark.parametrize(
+    ("changes", "problem"),
+    [
+        ({"predicate": "rising", "by": "steps", "b": [{"schedule": "CR"}, {"schedule": "static"}]}, "has 2 arms"),
+        ({"predicate": "smaller_spread", "b": {"schedule": "CR"}, "minus": {"schedule": "static"}}, "no effect"),
+        ({"predicate": "higher", "function": "cost_to_reach", "b": {"schedule": "CR"}, "each": True}, "no effect"),
+    ],
+)
+def test_arms_that_a_test_would_leave_out_are_refused(changes, problem):
+    with pytest.raises(SettingError, match=problem):
+        _claim("x", {"id": "y-c1", "sentence": "one is better", "a": {"schedule": "RTH"}, **changes})
 
 
 def test_how_many_seeds_would_decide():

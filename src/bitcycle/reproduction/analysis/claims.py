@@ -149,7 +149,20 @@ def _claim(paper: str, entry: dict[str, Any]) -> Claim:
         raise error.within(name) from None
     if claim.has_margin and not claim.quote:
         raise SettingError(name, "margin", "has no quote", "quote the words or numbers of the paper that it comes from")
+    for part in claim.parts:
+        _check_arms(name, part)
     return claim
+
+
+def _check_arms(name: str, part: Claim) -> None:
+    """Refuse arms that the test of a predicate would leave out."""
+    if part.predicate in ("rising", "falling", "smaller_spread") and len(part.arms) > 1:
+        remedy = "name one arm b, and test further ones in `also`"
+        raise SettingError(name, "b", f"has {len(part.arms)} arms, of which {part.predicate} would test one", remedy)
+    if part.predicate in ("rising", "falling", "smaller_spread") or part.function:
+        for field, given in {"minus": part.minus is not None, "each": part.each}.items():
+            if given:
+                raise SettingError(name, field, f"has no effect on {part.function or part.predicate}", "leave it out")
 
 
 def rule_of(claim: Claim, margin: float | None = None) -> str:

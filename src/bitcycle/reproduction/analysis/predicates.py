@@ -47,12 +47,11 @@ def evaluate(claim: Claim, cells: Sequence[Cell], pool: Pool) -> Outcome | None:
     elif claim.function:
         tests = [_per_seed(claim, arm_a, arm_b) for arm_b in arms_b or [[]]]
     else:
-        contrasts = _contrasts(claim, cells, arm_a, arms_b)
-        return _all_hold(claim, [_mean(claim, one, pool) for one in contrasts], contrasts)
-    return _all_hold(claim, tests, tests[0].contrasts if tests[0] else [])
+        tests = [_mean(claim, one, pool) for one in _contrasts(claim, cells, arm_a, arms_b)]
+    return _all_hold(claim, tests)
 
 
-def _all_hold(claim: Claim, several: Sequence[Outcome | None], contrasts: list[Contrast]) -> Outcome | None:
+def _all_hold(claim: Claim, several: Sequence[Outcome | None]) -> Outcome | None:
     """Join tests that must all hold; None if one of them has no runs. The estimate is that of the strongest contradiction if
     there is one, otherwise that of the weakest support."""
     tests = [test for test in several if test is not None]
@@ -69,6 +68,7 @@ def _all_hold(claim: Claim, several: Sequence[Outcome | None], contrasts: list[C
 
     weakest = max(range(len(tests)), key=weakness)
     against = claim.arms[weakest] if 1 < len(claim.arms) == len(tests) else None
+    contrasts = _distinct(one for test in tests for one in test.contrasts)
     return tests[weakest]._replace(p_values=joint, contrasts=contrasts, against=against)
 
 

@@ -316,7 +316,7 @@ def _set_p_value(row: ClaimResult, parts: Sequence[Claim], outcomes: Sequence[Ou
             return
         shown = f"{one.shown:.3g} {part.unit}".strip()
         arm = f" of {described(part.a)}" if part.a != parts[0].a else ""
-        p = f" (p = {one.p_values.p:.2g})" if one.p_values.p else ""
+        p = f" (p = {one.p_values.p:.2g})" if one.p_values.p else ""  # that of a cost that no seed changes is 0
         words.append(f"{part.display or part.metric}{arm} {shown}{p}")
     joint = conjunction([one.p_values for one in outcomes if one is not None])
     if joint.p is None:
@@ -341,10 +341,10 @@ def _scope(scale: str, cells: Iterable[Cell]) -> str:
     for cell in cells:
         if cell.runs and (label := proxy_label(cell)):
             lengths.setdefault(label, set()).update(map(_length, cell.runs))
-    words = " / ".join(
-        f"{label}, {' or '.join(sorted(several))}" for label, several in lengths.items() if len(several) < 4
+    named = (  # many lengths are those of a trend, which its rule names
+        f"{label}, {' or '.join(sorted(several))}" if len(several) < 4 else label for label, several in lengths.items()
     )
-    words = words or " / ".join(lengths)
+    words = " / ".join(named)
     return f"proxy: {words}" if words else "paper scale" if scale == "paper" else ""
 
 

@@ -12,7 +12,7 @@ from collections.abc import Iterable
 import pandas as pd
 
 from bitcycle.files import markdown_table
-from bitcycle.reproduction.analysis.aggregation import Group, Run
+from bitcycle.reproduction.analysis.cells import Group, Run
 from bitcycle.reproduction.analysis.statistics import detectable, residual_deviation
 
 TITLES = (

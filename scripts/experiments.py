@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from bitcycle.files import markdown_table, read_csv
-from bitcycle.reproduction.analysis.aggregation import read_runs
+from bitcycle.reproduction.analysis.cells import read_runs
 from bitcycle.reproduction.analysis.collect import SUMMARY
 from bitcycle.reproduction.analysis.metrics import reading
 

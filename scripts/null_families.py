@@ -14,7 +14,7 @@ import numpy as np
 from scipy.stats import binomtest
 
 from bitcycle.files import write_csv
-from bitcycle.reproduction.analysis.aggregation import Cell, Results, Run
+from bitcycle.reproduction.analysis.cells import Cell, Results, Run
 from bitcycle.reproduction.analysis.claims import Claim
 from bitcycle.reproduction.analysis.contrast import Pool
 from bitcycle.reproduction.analysis.frozen import LOOKS, Family, fingerprint

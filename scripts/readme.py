@@ -21,7 +21,7 @@ from bitcycle.quantizer import QUANTIZERS, ROLES, NoQuantizer, QuantizerOptions,
 from bitcycle.quantizer.base import bits_in_words
 from bitcycle.quantizer.block import SCALE_BITS
 from bitcycle.quantizer.mx import BLOCK, FORMATS
-from bitcycle.reproduction.analysis.aggregation import read_runs
+from bitcycle.reproduction.analysis.cells import read_runs
 from bitcycle.reproduction.analysis.claim_functions import relative_cost
 from bitcycle.reproduction.analysis.collect import SUMMARY
 from bitcycle.reproduction.analysis.labels import savings_group

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from bitcycle.reproduction.analysis.aggregation import Cell, Results, Run
+from bitcycle.reproduction.analysis.cells import Cell, Results, Run
 from bitcycle.reproduction.analysis.claims import Claim, read_claims
 from bitcycle.reproduction.analysis.contrast import Pool
 from bitcycle.reproduction.analysis.verdict import ClaimResult, judge

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from bitcycle.reproduction.analysis.aggregation import Cell, Results, Run, parse_value
+from bitcycle.reproduction.analysis.cells import Cell, Results, Run, parse_value
 from bitcycle.reproduction.analysis.items import read_items, read_published
 from bitcycle.reproduction.analysis.verdict import ClaimResult
 from bitcycle.reproduction.figure.data import ItemData

@@ -6,7 +6,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from bitcycle.configuration import SCALES
-from bitcycle.reproduction.analysis.aggregation import Run, find_results
+from bitcycle.reproduction.analysis.cells import Run, find_results
 from bitcycle.reproduction.manifest import Place, plan_cells, read_manifest, record
 from bitcycle.sweep.registry import Sweep
 from bitcycle.training.naming import run_hash

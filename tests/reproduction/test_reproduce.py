@@ -12,7 +12,7 @@ import pytest
 
 from bitcycle.errors import EXIT_DONE, EXIT_INTERRUPTED
 from bitcycle.files import write_json
-from bitcycle.reproduction.analysis.aggregation import Cell
+from bitcycle.reproduction.analysis.cells import Cell
 from bitcycle.reproduction.figure.page import Entry
 from bitcycle.reproduction.reproduce import items_table, train_all
 from bitcycle.settings import SettingError

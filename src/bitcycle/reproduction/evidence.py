@@ -10,7 +10,7 @@ from typing import Any, NamedTuple, Optional
 from bitcycle.configuration import GROUPS
 from bitcycle.files import read_csv
 from bitcycle.recipe.options import TrainingOptions
-from bitcycle.reproduction.analysis.aggregation import find_results, read_runs
+from bitcycle.reproduction.analysis.cells import find_results, read_runs
 from bitcycle.reproduction.analysis.collect import is_accuracy
 from bitcycle.reproduction.analysis.contrast import Pool
 from bitcycle.reproduction.analysis.gain_table import Row, gain_rows

@@ -13,7 +13,7 @@ from statsmodels.stats.weightstats import ttost_paired
 
 from bitcycle.configuration import GROUPS
 from bitcycle.reproduction.analysis import statistics as rule
-from bitcycle.reproduction.analysis.aggregation import Results
+from bitcycle.reproduction.analysis.cells import Results
 from bitcycle.reproduction.analysis.claims import PREDICATES, Claim, _claim, read_claims, rule_of
 from bitcycle.reproduction.analysis.contrast import Pool
 from bitcycle.reproduction.analysis.facts import FACTS

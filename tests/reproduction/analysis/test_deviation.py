@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 from scipy.stats import t as student
 
-from bitcycle.reproduction.analysis.aggregation import Run
+from bitcycle.reproduction.analysis.cells import Run
 from bitcycle.reproduction.analysis.statistics import detectable
 from tests.conftest import ROOT
 

@@ -15,7 +15,7 @@ from scipy import stats
 
 from bitcycle.reproduction import campaign, freeze
 from bitcycle.reproduction.analysis import frozen
-from bitcycle.reproduction.analysis.aggregation import Results, Run
+from bitcycle.reproduction.analysis.cells import Results, Run
 from bitcycle.reproduction.analysis.claims import read_claims
 from bitcycle.reproduction.analysis.contrast import Pool
 from bitcycle.reproduction.analysis.frozen import WORDING, Family, check_frozen, fingerprint, read_families

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from bitcycle.reproduction.analysis.aggregation import Cell, Results
+from bitcycle.reproduction.analysis.cells import Cell, Results
 from bitcycle.reproduction.analysis.claims import read_claims
 from bitcycle.reproduction.analysis.contrast import Pool
 from bitcycle.reproduction.analysis.frozen import check_frozen, read_families

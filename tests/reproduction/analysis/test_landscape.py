@@ -12,7 +12,7 @@ import matplotlib.pyplot as plt
 import pytest
 
 from bitcycle.picture.layout import UNDATED
-from bitcycle.reproduction.analysis.aggregation import Cell, Results
+from bitcycle.reproduction.analysis.cells import Cell, Results
 from bitcycle.reproduction.analysis.claims import read_claims
 from bitcycle.reproduction.analysis.contrast import Pool
 from bitcycle.reproduction.analysis.metrics import rise, rise_around

@@ -8,7 +8,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from bitcycle.reproduction.analysis.aggregation import Cell, Run
+from bitcycle.reproduction.analysis.cells import Cell, Run
 from bitcycle.reproduction.analysis.claim_functions import PER_SEED, speedup
 from bitcycle.reproduction.analysis.claims import Claim
 from bitcycle.reproduction.analysis.contrast import Pool

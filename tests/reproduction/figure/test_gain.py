@@ -5,7 +5,7 @@ from __future__ import annotations
 import matplotlib.pyplot as plt
 import pytest
 
-from bitcycle.reproduction.analysis.aggregation import Results
+from bitcycle.reproduction.analysis.cells import Results
 from bitcycle.reproduction.analysis.contrast import Pool
 from bitcycle.reproduction.analysis.items import Item
 from bitcycle.reproduction.figure import gain

@@ -10,7 +10,7 @@ import scipy.stats
 import yaml
 
 from bitcycle.picture.layout import render
-from bitcycle.reproduction.analysis.aggregation import Cell, Results
+from bitcycle.reproduction.analysis.cells import Cell, Results
 from bitcycle.reproduction.analysis.contrast import Pool
 from bitcycle.reproduction.analysis.items import PAPERS, Item
 from bitcycle.reproduction.analysis.statistics import over_seeds

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from bitcycle.files import write_csv
-from bitcycle.reproduction.analysis.aggregation import Cell, Results, Run
+from bitcycle.reproduction.analysis.cells import Cell, Results, Run
 from bitcycle.reproduction.analysis.claims import read_claims
 from bitcycle.reproduction.analysis.contrast import Pool
 from bitcycle.reproduction.analysis.facts import select

@@ -7,7 +7,7 @@ from dataclasses import replace
 import matplotlib.pyplot as plt
 import pytest
 
-from bitcycle.reproduction.analysis.aggregation import Results
+from bitcycle.reproduction.analysis.cells import Results
 from bitcycle.reproduction.analysis.contrast import Pool
 from bitcycle.reproduction.analysis.items import read_published
 from bitcycle.reproduction.figure.data import ItemData, panels_of, status_line

@@ -1,7 +1,7 @@
 """Results of finished runs: their collection, and verdicts on the claims of the papers. The way from a claim to its verdict:
 
     claims.py         what is claimed: arms a and b, metric, predicate          results/published/claims/PAPER.yaml
-    aggregation.py    the cells of its items, and their runs (`collect.py`)     results/summary/runs.csv
+    cells.py          the cells of its items, and their runs (`collect.py`)     results/summary/runs.csv
     facts.py          which cells are arm a and arm b, by facts about them (`labels.py`)
     frozen.py         which runs are due, if it is in a frozen family           results/published/families/NAME.yaml
     preconditions.py  which of them count, and why they may not decide it

@@ -9,7 +9,7 @@ from operator import attrgetter
 from typing import Any, Optional
 
 from bitcycle.reproduction.analysis import labels
-from bitcycle.reproduction.analysis.aggregation import Cell, Run
+from bitcycle.reproduction.analysis.cells import Cell, Run
 from bitcycle.reproduction.analysis.gain import mean_gain, slope_of_gain
 from bitcycle.schedule import SUITE, Schedule, schedule
 from bitcycle.schedule.gated import Dfq

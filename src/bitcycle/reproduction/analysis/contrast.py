@@ -15,7 +15,7 @@ from typing import Any, Optional
 import pandas as pd
 
 from bitcycle.reproduction.analysis import labels
-from bitcycle.reproduction.analysis.aggregation import Cell, Group, Run
+from bitcycle.reproduction.analysis.cells import Cell, Group, Run
 from bitcycle.reproduction.analysis.facts import agreeing
 from bitcycle.reproduction.analysis.metrics import COSTS, reading, readings
 from bitcycle.reproduction.analysis.statistics import OWN_SEEDS, Estimate, over_seeds, residual_deviation

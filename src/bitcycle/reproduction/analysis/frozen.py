@@ -16,7 +16,7 @@ from typing import Any, cast
 
 from omegaconf import OmegaConf
 
-from bitcycle.reproduction.analysis.aggregation import Cell, distinct_runs
+from bitcycle.reproduction.analysis.cells import Cell, distinct_runs
 from bitcycle.reproduction.analysis.claims import Claim
 from bitcycle.reproduction.analysis.facts import Selector, matches
 from bitcycle.reproduction.analysis.items import PUBLISHED

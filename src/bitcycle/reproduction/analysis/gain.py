@@ -14,7 +14,7 @@ import statistics
 from collections.abc import Sequence
 from typing import NamedTuple, Optional
 
-from bitcycle.reproduction.analysis.aggregation import Cell
+from bitcycle.reproduction.analysis.cells import Cell
 from bitcycle.reproduction.analysis.metrics import estimate_of, readings
 
 EQUAL_COST = 0.01

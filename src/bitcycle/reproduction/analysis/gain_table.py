@@ -4,7 +4,7 @@ from collections import defaultdict
 from collections.abc import Iterable
 from typing import NamedTuple, Optional
 
-from bitcycle.reproduction.analysis.aggregation import Cell
+from bitcycle.reproduction.analysis.cells import Cell
 from bitcycle.reproduction.analysis.contrast import Pool, contrast
 from bitcycle.reproduction.analysis.facts import matches
 from bitcycle.reproduction.analysis.gain import Comparison, comparisons

@@ -5,7 +5,7 @@ from functools import cache
 
 from bitcycle.precision import FLOAT
 from bitcycle.presets import Presets
-from bitcycle.reproduction.analysis.aggregation import Cell
+from bitcycle.reproduction.analysis.cells import Cell
 from bitcycle.settings import Settings
 
 IMAGES = {"cifar10": 10, "cifar10_16": 10, "cifar100": 100, "digits": 10, "imagenet": 1000}

@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable
 from functools import partial
 from typing import Any, Optional
 
-from bitcycle.reproduction.analysis.aggregation import Cell, Run
+from bitcycle.reproduction.analysis.cells import Cell, Run
 from bitcycle.reproduction.analysis.statistics import Estimate, over_seeds
 from bitcycle.reproduction.measurement.artifacts import CLEAN, Result
 

@@ -10,7 +10,7 @@ from dataclasses import replace
 from typing import Any
 
 from bitcycle.reproduction.analysis import labels
-from bitcycle.reproduction.analysis.aggregation import Cell, Run, distinct_runs
+from bitcycle.reproduction.analysis.cells import Cell, Run, distinct_runs
 from bitcycle.reproduction.analysis.claims import Claim
 from bitcycle.reproduction.analysis.collect import is_accuracy
 from bitcycle.reproduction.analysis.contrast import Contrast, Pool, Unit

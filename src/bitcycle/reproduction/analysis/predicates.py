@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 import pandas as pd
 
 from bitcycle.reproduction.analysis import statistics as formulas
-from bitcycle.reproduction.analysis.aggregation import Cell
+from bitcycle.reproduction.analysis.cells import Cell
 from bitcycle.reproduction.analysis.claim_functions import PER_SEED
 from bitcycle.reproduction.analysis.claims import Claim, tested_reference
 from bitcycle.reproduction.analysis.contrast import Contrast, Pool, Unit, contrast

@@ -18,7 +18,7 @@ from typing import Any, NamedTuple, Optional, cast
 from omegaconf import OmegaConf
 
 from bitcycle.files import read_csv, write_csv
-from bitcycle.reproduction.analysis.aggregation import Cell, Results, Run, distinct_runs
+from bitcycle.reproduction.analysis.cells import Cell, Results, Run, distinct_runs
 from bitcycle.reproduction.analysis.claim_functions import COMPUTED as FORMULAS
 from bitcycle.reproduction.analysis.claims import UNTRAINED, Claim, published_effect, rule_of, tested_reference
 from bitcycle.reproduction.analysis.contrast import Pool

@@ -16,7 +16,7 @@ import numpy as np
 from matplotlib.axes import Axes
 
 from bitcycle.picture.layout import legend, panels
-from bitcycle.reproduction.analysis.aggregation import Cell
+from bitcycle.reproduction.analysis.cells import Cell
 from bitcycle.reproduction.analysis.claims import Claim, read_claims
 from bitcycle.reproduction.analysis.facts import fact, matches, select
 from bitcycle.reproduction.analysis.frozen import read_families

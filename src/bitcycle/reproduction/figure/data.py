@@ -8,7 +8,7 @@ from typing import Any, Optional
 
 import yaml
 
-from bitcycle.reproduction.analysis.aggregation import Cell, Results, Run, find_results
+from bitcycle.reproduction.analysis.cells import Cell, Results, Run, find_results
 from bitcycle.reproduction.analysis.collect import is_accuracy
 from bitcycle.reproduction.analysis.contrast import Pool, contrast
 from bitcycle.reproduction.analysis.facts import Selector, fact, select

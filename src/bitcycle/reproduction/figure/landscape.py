@@ -13,7 +13,7 @@ from matplotlib.colors import Normalize
 
 from bitcycle.picture.layout import legend, panels
 from bitcycle.precision import FLOAT
-from bitcycle.reproduction.analysis.aggregation import Cell, Results
+from bitcycle.reproduction.analysis.cells import Cell, Results
 from bitcycle.reproduction.analysis.labels import forward_bits, highest_bits, phase_bits, phase_method
 from bitcycle.reproduction.analysis.metrics import results_of, rise
 from bitcycle.reproduction.analysis.statistics import over_seeds

@@ -20,7 +20,7 @@ from bitcycle.door import parser_of
 from bitcycle.files import digest_of, read_csv, resource_root, write_csv
 from bitcycle.picture.layout import render, write_files
 from bitcycle.reproduction.analysis import history
-from bitcycle.reproduction.analysis.aggregation import Results, distinct_runs, read_runs
+from bitcycle.reproduction.analysis.cells import Results, distinct_runs, read_runs
 from bitcycle.reproduction.analysis.claims import read_claims
 from bitcycle.reproduction.analysis.collect import SUMMARY, curve_name
 from bitcycle.reproduction.analysis.contrast import Pool

@@ -12,7 +12,7 @@ from matplotlib.axes import Axes
 from matplotlib.colors import to_hex
 
 from bitcycle.picture.layout import legend, panels
-from bitcycle.reproduction.analysis.aggregation import Cell, trials_of
+from bitcycle.reproduction.analysis.cells import Cell, trials_of
 from bitcycle.reproduction.analysis.facts import Selector, fact, select
 from bitcycle.reproduction.analysis.items import Published
 from bitcycle.reproduction.analysis.labels import split_of

@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 from matplotlib.axes import Axes
 
 from bitcycle.picture.layout import panels
-from bitcycle.reproduction.analysis.aggregation import Cell
+from bitcycle.reproduction.analysis.cells import Cell
 from bitcycle.reproduction.analysis.contrast import contrast
 from bitcycle.reproduction.analysis.facts import fact
 from bitcycle.reproduction.analysis.labels import schedule_of

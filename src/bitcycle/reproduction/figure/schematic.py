@@ -13,7 +13,7 @@ from matplotlib.lines import Line2D
 from matplotlib.patches import Rectangle
 
 from bitcycle.picture.layout import panels
-from bitcycle.reproduction.analysis.aggregation import Cell
+from bitcycle.reproduction.analysis.cells import Cell
 from bitcycle.reproduction.analysis.claim_functions import relative_cost
 from bitcycle.reproduction.analysis.labels import savings_group, schedule_of
 from bitcycle.reproduction.figure.data import ItemData

@@ -14,7 +14,7 @@ from rich.table import Table as Shown
 
 from bitcycle.files import markdown_table, resource_root
 from bitcycle.reproduction.analysis import labels
-from bitcycle.reproduction.analysis.aggregation import Cell, read_runs
+from bitcycle.reproduction.analysis.cells import Cell, read_runs
 from bitcycle.reproduction.analysis.collect import SUMMARY, summary_row
 from bitcycle.reproduction.analysis.contrast import Pool
 from bitcycle.reproduction.analysis.facts import fact

@@ -52,6 +52,16 @@ def test_one_row_for_the_seeds_of_a_setting_and_a_column_for_what_varies():
     }
 
 
+def test_energy_and_latency_have_columns_where_a_cost_model_estimates_them():
+    """A sweep with `hardware=bitfusion` showed bit operations alone."""
+    cost = {"gbitops": 8.0, "relative_to_static": 0.5, "energy_j": 0.25, "latency_s": 0.125}
+    run = {"metric": "loss", "unit": "", "final": 2.0, "cost": {"total": cost}}
+    without = {**run, "cost": {"total": {**cost, "energy_j": None, "latency_s": None}}}
+    table = cells(table_of([FinishedSetting({"seed": 0}, [run]), FinishedSetting({"seed": 1}, [without])]))
+    assert (table["energy (J)"], table["latency (s)"]) == (["0.25", ""], ["0.125", ""])
+    assert not {"energy (J)", "latency (s)"} & cells(table_of([FinishedSetting({}, [without])])).keys()
+
+
 def test_settings_of_one_schedule_have_a_column_beside_other_schedules():
     """Static 5 and 8 bits beside CR were two rows of the same name."""
     run = {"metric": "loss", "unit": "", "final": 2.0, "cost": {"total": {"gbitops": 8.0, "relative_to_static": 0.5}}}

@@ -17,6 +17,14 @@ from bitcycle.training.plan import Plan, make_plan
 from bitcycle.training.run import recounted
 from bitcycle.training.run_folder import RunFolder
 
+COSTS = {
+    "gbitops": "GBitOps",
+    "relative_to_static": "cost relative to static q_max",
+    "energy_j": "energy (J)",
+    "latency_s": "latency (s)",
+}
+"""Field of a cost -> heading; those that no run has are left out."""
+
 PLACES = ("data_root", "results_root")
 """Settings that hold paths of one machine."""
 
@@ -65,20 +73,28 @@ def finished_settings(finished: Iterable[Finished]) -> list[FinishedSetting]:
 
 
 def table_of(found: Sequence[FinishedSetting]) -> Table:
-    """One row for each setting: what varies, n, the mean of the final metric, and cost, also relative to static q_max."""
+    """One row for each setting: what varies, n, and means of the final metric and of what the cost model estimates."""
     varying = _varying([group.settings for group in found])
     metrics = dict.fromkeys(_metric(group) for group in found)
-    table = Table(*varying, "n", *metrics, "GBitOps", "cost relative to static q_max", title="Finished runs")
+    totals = [run["cost"]["total"] for group in found for run in group.summaries]
+    costs = [name for name in COSTS if any(total.get(name) is not None for total in totals)]
+    table = Table(*varying, "n", *metrics, *(COSTS[name] for name in costs), title="Finished runs")
     for group in found:
         runs = group.summaries
-        final = f"{mean(run['final'] for run in runs):.4g}"
+        final = _mean([run["final"] for run in runs])
         table.add_row(
             *(str(group.settings.get(name, "")) for name in varying),
             str(len(runs)),
             *(final if metric == _metric(group) else "" for metric in metrics),
-            *(f"{mean(run['cost']['total'][name] for run in runs):.4g}" for name in ("gbitops", "relative_to_static")),
+            *(_mean([run["cost"]["total"].get(name) for run in runs]) for name in costs),
         )
     return table
+
+
+def _mean(values: Sequence[float | None]) -> str:
+    """Their mean; empty if one is missing."""
+    known = [value for value in values if value is not None]
+    return f"{mean(known):.4g}" if len(known) == len(values) else ""
 
 
 def _metric(group: FinishedSetting) -> str:

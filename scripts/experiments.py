@@ -96,7 +96,10 @@ EXPERIMENTS: dict[str, tuple[Sequence[str], Settings, dict[str, Settings]]] = {
             "quantizer": {"name": "uniform_l2"},
         },
         {
-            "HLHLp: 4,000 steps of float training, three phases of 2,400": _schedule("hlhlp", lengths=None),
+            "HLHLp: 4,000 steps of float training, three phases of 2,400": _schedule("hlhlp", lengths=None, alpha=0.01),
+            "the same, rates of the later phases from a tenth of the first": _schedule(
+                "hlhlp", lengths=None, alpha=0.1
+            ),
             "fine-tuning: 4,000 of float training, 2,400 with 2 bits": {
                 **_schedule("fine_tuning", lengths=None),
                 "training": {"steps": 6400},
@@ -106,10 +109,24 @@ EXPERIMENTS: dict[str, tuple[Sequence[str], Settings, dict[str, Settings]]] = {
             ),
             "the float network that HLHLp starts from, 4,000 steps": {
                 **FIRST_PHASE,
-                **_schedule("hlhlp", lengths=None),
+                **_schedule("hlhlp", lengths=None, alpha=0.01),
             },
             "the longer float network, 8,800 steps": {**FIRST_PHASE, **_schedule("fine_tuning", lengths=[22, 6])},
             "a float network as long as HLHLp, 11,200 steps": FLOAT,
+        },
+    ),
+    "ResNet-8, converged": (
+        ("ResNet-8", "accuracy", "difference to float"),
+        {
+            "dataset": {"name": "cifar10_16", "train_samples": 10_000, "draw": "once"},
+            "model": {"name": "resnet8"},
+            "training": {"steps": 4200},
+            "quantizer": {"name": "uniform_l2"},
+        },
+        {
+            "float, 160 epochs": {"metric": "initial weights", **_schedule("hlhlp", alpha=0.01)},
+            "HLHLp from its weights, later phases at a hundredth of the first rate": _schedule("hlhlp", alpha=0.01),
+            "HLHLp from its weights, later phases at a tenth of it": _schedule("hlhlp", alpha=0.1),
         },
     ),
     **{

@@ -124,9 +124,10 @@ EXPERIMENTS: dict[str, tuple[Sequence[str], Settings, dict[str, Settings]]] = {
             "quantizer": {"name": "uniform_l2"},
         },
         {
-            "float, 160 epochs": {"metric": "initial weights", **_schedule("hlhlp", alpha=0.01)},
+            "one float network, 160 epochs": {"metric": "initial weights", **_schedule("hlhlp", alpha=0.01)},
             "HLHLp from its weights, later phases at a hundredth of the first rate": _schedule("hlhlp", alpha=0.01),
             "HLHLp from its weights, later phases at a tenth of it": _schedule("hlhlp", alpha=0.1),
+            "the same, at the end of its phase with 8 bits": {"metric": "phase: 2", **_schedule("hlhlp", alpha=0.1)},
         },
     ),
     **{

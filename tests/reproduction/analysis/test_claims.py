@@ -338,6 +338,22 @@ def test_the_scope_names_every_network_however_many_lengths_the_others_have():
     assert found.scope.startswith("proxy: ResNet-8, CIFAR-10 / ResNet-14, CIFAR-10, 1,000 steps")
 
 
+def test_a_comparison_with_another_moment_of_the_same_runs_names_it_and_what_it_reached():
+    """It read as a comparison of the arm with itself, and told what that reached in the end."""
+    claim = Claim(
+        "x/y-c1",
+        "little is lost",
+        predicate="higher",
+        a={"schedule": "CR"},
+        b={"schedule": "CR"},
+        metric=["final", "initial weights"],
+    )
+    found = verdict(claim, cell(*ONE, schedule="CR", curve={"initial_weights": 60.0}))
+    assert found.estimate == pytest.approx(np.mean(ONE) - 60.0)
+    assert "b: schedule CR, its initial weights" in found.rule
+    assert found.scope.endswith("; schedule CR, its initial weights: 60 test accuracy")
+
+
 def test_every_arm_counts_in_a_comparison_by_a_statistic():
     """The trainings of the first arm b alone were counted and checked."""
     curve = {"evaluations": {"step": [100, 200], "value": [50.0, 70.0], "gbitops": [1.0, 2.0]}}

@@ -176,7 +176,7 @@ def rule_of(claim: Claim, margin: float | None = None) -> str:
         by=" and with ".join(as_list(claim.by)) if claim.by else "",
         ours="a minus b" if claim.arms else "a",
     )
-    arms = f"a: {described(claim.a) or 'all'}" + "".join(f"; b: {described(arm)}" for arm in claim.arms)
+    arms = f"a: {described(claim.a) or 'all'}" + "".join(f"; b: {arm}" for arm in arms_in_words(claim))
     where = f"; where {described(claim.where)}" if claim.where else ""
     more = "".join(
         f"; and {rule_of(part).partition(' (a: ')[0]} for {part.metric}"
@@ -185,6 +185,12 @@ def rule_of(claim: Claim, margin: float | None = None) -> str:
     )
     every = "; in every cell" if claim.each else ""
     return f"{words} ({arms}{where}{every}){more}"
+
+
+def arms_in_words(claim: Claim) -> list[str]:
+    """The arms b, with their metric if it is another than that of a."""
+    own, other = claim.metrics
+    return [described(arm) + ("" if own == other else f", its {other.replace(': ', ' ')}") for arm in claim.arms]
 
 
 def tested_reference(claim: Claim) -> float:

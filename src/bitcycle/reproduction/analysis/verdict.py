@@ -20,12 +20,19 @@ from omegaconf import OmegaConf
 from bitcycle.files import read_csv, write_csv
 from bitcycle.reproduction.analysis.cells import Cell, Results, Run, distinct_runs
 from bitcycle.reproduction.analysis.claim_functions import COMPUTED as FORMULAS
-from bitcycle.reproduction.analysis.claims import UNTRAINED, Claim, published_effect, rule_of, tested_reference
+from bitcycle.reproduction.analysis.claims import (
+    UNTRAINED,
+    Claim,
+    arms_in_words,
+    published_effect,
+    rule_of,
+    tested_reference,
+)
 from bitcycle.reproduction.analysis.contrast import Pool
 from bitcycle.reproduction.analysis.facts import described, select
 from bitcycle.reproduction.analysis.frozen import LEAST_POWER, Family, differs, due_look, family_of
 from bitcycle.reproduction.analysis.labels import proxy_label
-from bitcycle.reproduction.analysis.metrics import COSTS
+from bitcycle.reproduction.analysis.metrics import COSTS, PHASE, reading
 from bitcycle.reproduction.analysis.preconditions import counted_cells, left_out, why_no_test
 from bitcycle.reproduction.analysis.predicates import Outcome, evaluate
 from bitcycle.reproduction.analysis.statistics import SIGNIFICANCE, conjunction, holm, power, seeds_needed
@@ -354,12 +361,15 @@ def _length(run: Run) -> str:
 
 
 def _reached(claim: Claim, outcome: Outcome) -> str:
-    """What the arms that a claim compares with reach: the mean of their runs' final metric."""
+    """What the arms that a claim compares with reach: the mean of their runs' final metric, or of the same one at the moment that
+    is compared."""
     units = [unit for one in outcome.contrasts for unit in one.units]
     runs = distinct_runs(cell for unit in units for _, cell, _ in unit.b)
     names = {run.row.get("metric", "") for run in runs}
-    values = [value for run in runs if (value := run.number("final")) is not None]
+    compared = claim.metrics[1]
+    moment = compared if compared == "initial weights" or compared.startswith(PHASE) else "final"
+    values = [value for run in runs if (value := reading(run, moment)) is not None]
     if len(names) != 1 or not values or not claim.arms:
         return ""
-    arms = " or ".join(described(arm) for arm in claim.arms)
-    return f"; {arms}: {fmean(values):.3g} {names.pop().replace('_', ' ')}"
+    arms = map(described, claim.arms) if moment == "final" else arms_in_words(claim)
+    return f"; {' or '.join(arms)}: {fmean(values):.3g} {names.pop().replace('_', ' ')}"

@@ -186,6 +186,18 @@ def test_runs_of_another_process_come_last_and_are_waited_for(command, tmp_path)
     assert first.state() == second.state() == "done"
 
 
+def test_runs_that_wait_for_weights_of_their_own_sweep_are_trained_by_the_same_command(tmp_path):
+    """They were left out with exit code 2, and the command had to be repeated."""
+    where = (f"results_root={tmp_path}/runs", "logging.group=a_setting_of_no_cell")
+    done = run_train("-m", "+sweeps=hlhlp/table2", "scale=smoke", *where)
+    assert done.returncode == 0, done.stderr
+    assert "waiting for another run: model.initial_weights=" in done.stderr
+    assert [path.parent.parent.name.split("-")[3] for path in sorted(tmp_path.rglob("summary.json"))] == [
+        "static",
+        "hlhlp",
+    ]
+
+
 def test_a_sweep_file_runs_at_the_scale_that_is_asked_for(tmp_path):
     overrides = ("-m", "+sweeps=cpt/table6", "scale=smoke", "dry_run=json", f"results_root={tmp_path}/runs")
     done = run_train(*overrides, launches=False)

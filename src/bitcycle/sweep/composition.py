@@ -49,8 +49,9 @@ class Composer:
             return self._compose(command_line(run))  # raises Hydra's own error
 
     def checked(self, run: Overrides) -> RunConfig | str:
-        """The validated configuration of a run or an error message, cached for runs that differ only in a valid seed, unless the
-        seed sets others of their settings, as in training.steps=${seed}."""
+        """The validated configuration of a run or an error message. A configuration is cached for runs that differ only in a
+        valid seed, unless the seed sets others of their settings, as in training.steps=${seed}. An error is not: weights that a
+        run starts from may have been trained since."""
         key = str(sorted((name, value) for name, value in run.items() if name != "seed" or not value.isdigit()))
         if key in self._checked:
             return self._checked[key]
@@ -64,7 +65,7 @@ class Composer:
             found = str(error)
         except (HydraException, OmegaConfBaseException) as error:
             found = explain_hydra(error)
-        if not follows_seed:
+        if isinstance(found, RunConfig) and not follows_seed:
             self._checked[key] = found
         return found
 

@@ -15,7 +15,7 @@ from hydra.plugins.sweeper import Sweeper
 from hydra.types import HydraContext, TaskFunction
 from omegaconf import DictConfig
 
-from bitcycle.errors import EXIT_DONE, EXIT_WRONG_CONFIGURATION
+from bitcycle.errors import EXIT_DONE, EXIT_INTERRUPTED, EXIT_WRONG_CONFIGURATION
 from bitcycle.presets import add_sources
 from bitcycle.settings import SettingError
 from bitcycle.sweep.grid import expand
@@ -60,9 +60,8 @@ class GridSweeper(Sweeper):
     def sweep(self, arguments: list[str]) -> Any:
         """List all runs, launch the missing ones, and raise SweepEnded with the worst exit code, as Hydra would discard a return
         value. Raises SettingError for several sweeps, or if the sweep was started in several processes."""
-        from bitcycle.door import reproduction
-        from bitcycle.sweep.execution import SweepEnded, report, worst
-        from bitcycle.sweep.registry import Sweep, index_runs, mark
+        from bitcycle.sweep.execution import SweepEnded, worst
+        from bitcycle.sweep.registry import Sweep
         from bitcycle.training.processes import process_variables
 
         if variables := process_variables(os.environ):
@@ -78,24 +77,44 @@ class GridSweeper(Sweeper):
                 raise SettingError(f"+{GROUP}", chosen, "is several sweeps", "give a command for each")
         fixed, swept = _settings(overrides)
         wanted = [run for extra in expand([swept], fixed) for run in sweep.expand(extra.get("scale", "paper"), extra)]
-        runs = index_runs(wanted, self.compose)
-        if isinstance(self.runner, RunLauncher):
-            unfinished = [run.folder.path for run in runs if run.path and run.state != "done"]
-            runs = mark(runs, {str(path) for path in self.runner.queued(unfinished)}, "queued")
-        dry_run = fixed.get("dry_run", "false").lower()  # Hydra says True
-        missing = report(runs, sweep.title, dry_run, getattr(self.runner, "waits_for_others", False))
-        codes = [EXIT_WRONG_CONFIGURATION for run in runs if run.path is None]
-        located = [run for run in runs if run.path is not None]
         names = [str(override.value()) for override in overrides if override.key_or_group == GROUP]
-        if names and not swept and set(fixed) <= NEUTRAL:  # runs with other settings belong to no cell of the item
-            hashes = [run.key[1] for run in located]
-            if (manifest := reproduction("manifest")) is not None:
-                manifest.record_launch(names[0], fixed.get("scale", "paper"), hashes, self.compose, Path.cwd())
-        if dry_run == "false":
-            if missing:
-                codes += self._launch(missing, names, fixed)
+        # runs with other settings belong to no cell of the item
+        item = names[0] if names and not swept and set(fixed) <= NEUTRAL else ""
+        codes, located = self._train(wanted, sweep.title, names, fixed, item)
+        if fixed.get("dry_run", "false").lower() == "false":
             _show("".join(names[:1]), located)
         raise SweepEnded(worst(codes))
+
+    def _train(
+        self, wanted: Sequence[dict[str, str]], title: str, names: Sequence[str], fixed: Mapping[str, str], item: str
+    ) -> "tuple[list[int], list[SweepRun]]":
+        """Launch the missing runs, then those that waited for weights that these trained; returns the exit codes and the
+        runs that have a folder, and records these in the manifest of `item`."""
+        from bitcycle.door import reproduction
+        from bitcycle.sweep.execution import report
+        from bitcycle.sweep.registry import index_runs, mark
+        from bitcycle.training.run_folder import RunFolder
+
+        dry_run = fixed.get("dry_run", "false").lower()  # Hydra says True
+        codes: list[int] = []
+        located: list[SweepRun] = []
+        while True:
+            runs = index_runs(wanted, self.compose)
+            if isinstance(self.runner, RunLauncher):
+                unfinished = [run.folder.path for run in runs if run.path and run.state != "done"]
+                runs = mark(runs, {str(path) for path in self.runner.queued(unfinished)}, "queued")
+            missing = report(runs, title, dry_run, getattr(self.runner, "waits_for_others", False))
+            located += (ready := [run for run in runs if run.path is not None])
+            if item and (manifest := reproduction("manifest")) is not None:
+                hashes = [run.key[1] for run in ready]
+                manifest.record_launch(item, fixed.get("scale", "paper"), hashes, self.compose, Path.cwd())
+            codes += self._launch(missing, names, fixed) if missing and dry_run == "false" else []
+            left = [run for run in runs if run.path is None]
+            freed = [run for run in left if run.waits_for and RunFolder(Path(run.waits_for)).state() == "done"]
+            if not freed or EXIT_INTERRUPTED in codes:
+                return codes + [EXIT_WRONG_CONFIGURATION] * len(left), located
+            codes += [EXIT_WRONG_CONFIGURATION] * (len(left) - len(freed))
+            wanted = [run.overrides for run in freed]
 
     def _launch(self, runs: "Sequence[SweepRun]", names: Sequence[str], fixed: Mapping[str, str]) -> list[int]:
         """The exit codes of runs; in Weights & Biases the name of the sweep file is their group."""

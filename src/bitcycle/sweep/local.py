@@ -82,7 +82,7 @@ class LocalPool:
             while left and self.stopped_by is None:
                 self.serve(take, ended, put_back)
                 if left and self.stopped_by is None:
-                    logger.info("waiting for %d runs that another process is training", len(left))
+                    logger.info("waiting for another process, which is training the rest: %d", len(left))
                     while all(map(is_taken, left)):
                         time.sleep(POLL_SECONDS)
         return codes

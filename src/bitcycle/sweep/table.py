@@ -6,7 +6,6 @@ from dataclasses import replace
 from statistics import mean
 from typing import Any, NamedTuple
 
-from omegaconf import OmegaConf
 from rich.console import Console
 from rich.progress import track
 from rich.table import Table
@@ -65,7 +64,7 @@ def finished_settings(finished: Iterable[Finished]) -> list[FinishedSetting]:
     """The finished runs by setting, in their order."""
     found: dict[str, FinishedSetting] = {}
     for folder, summary in finished:
-        settings = dict(_flat(OmegaConf.to_container(OmegaConf.load(folder.config))))
+        settings = dict(_flat(folder.read_settings()))
         for name in (*PLACES, "seed"):
             settings.pop(name, None)
         found.setdefault(summary["hash"], FinishedSetting(settings, [])).summaries.append(summary)

@@ -64,7 +64,7 @@ def read_run_config(folder: RunFolder, data_root: str | None = None) -> RunConfi
     """Read the configuration of a run from `config.yaml` in its folder, with another `data_root` if given. Raises RunError if
     the file cannot be read, or if settings that no longer exist affected the result of the run."""
     try:
-        loaded: Any = OmegaConf.load(folder.config)
+        loaded = OmegaConf.create(folder.read_settings())
         kinds = {group: OmegaConf.structured(options[loaded[group].name].kind) for group, options in GROUPS.items()}
         declared: Any = OmegaConf.merge(OmegaConf.structured(RunConfig), kinds)
         former = sorted(_remove_former(loaded, declared))

@@ -6,7 +6,11 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
+
+from omegaconf import OmegaConf
+from omegaconf.errors import OmegaConfBaseException
+from yaml import YAMLError
 
 from bitcycle.errors import RunError
 from bitcycle.files import lock_against_looks, read_object, try_lock, write_json
@@ -54,6 +58,17 @@ class RunFolder:
         if read_object(self.status).get("state") == "done" and read_object(self.summary):
             return "done"
         return "resumable" if self.checkpoint.exists() else "new"
+
+    def read_settings(self) -> dict[str, Any]:
+        """The content of config.yaml. Raises OSError if there is none, and RunError if it is damaged."""
+        try:
+            settings = OmegaConf.to_container(OmegaConf.load(self.config))
+        except (YAMLError, OmegaConfBaseException, ValueError) as error:
+            problem = " ".join(str(error).split())  # those of YAML have several lines
+            raise RunError(f"{self.config} is damaged ({problem}); restore the file") from error
+        if not isinstance(settings, dict) or "schedule" not in settings:
+            raise RunError(f"{self.config} is damaged (it has no schedule); restore the file")
+        return cast(dict[str, Any], settings)
 
     def read_status(self) -> dict[str, Any]:
         """The content of status.json; empty if there is none or it cannot be read."""

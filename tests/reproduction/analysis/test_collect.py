@@ -10,6 +10,7 @@ from bitcycle.errors import RunError
 from bitcycle.files import read_csv
 from bitcycle.reproduction.analysis import collect
 from bitcycle.reproduction.analysis.collect import collect_folders, is_accuracy, summary_row
+from bitcycle.training.finished_run import read_run_config
 
 
 @pytest.mark.parametrize(
@@ -67,6 +68,21 @@ def test_a_damaged_run_stops_no_other_and_is_named(damage, finished_digits, copi
     assert str(broken.folder.metrics) in str(caught.value)
     assert [row["seed"] for row in read_csv(summary)] == ["1"]
     assert len(list((summary.parent / "curves").iterdir())) == 1
+
+
+@pytest.mark.parametrize("content", [b"", b"schedule: {name: [static", b"\xff\xfe", b"- schedule", b"seed: 0"])
+def test_damaged_settings_of_a_run_stop_no_other_and_are_named(content, finished_digits, copied_digits, tmp_path):
+    """A damaged config.yaml stopped the collection with a traceback."""
+    broken, whole, summary = copied_digits(), finished_digits("seed=1"), tmp_path / "summary" / "runs.csv"
+    broken.folder.config.write_bytes(content)
+    with pytest.raises(
+        RunError, match=r"(?s)1 finished run was not collected.*is damaged.*; restore the file"
+    ) as caught:
+        collect_folders([broken.folder, whole.folder], summary)
+    assert str(broken.folder.config) in str(caught.value)
+    assert [row["seed"] for row in read_csv(summary)] == ["1"]
+    with pytest.raises(RunError, match=r"is damaged.*; restore the file"):
+        read_run_config(broken.folder)
 
 
 def test_a_torn_line_of_a_run_in_progress_is_no_damage(copied_digits, tmp_path):

@@ -13,8 +13,6 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
-from omegaconf import OmegaConf
-
 from bitcycle.door import parser_of
 from bitcycle.errors import RunError
 from bitcycle.files import RUNS, locked, read_csv, read_object, read_records, write_bytes, write_csv
@@ -78,7 +76,7 @@ def identity(row: Mapping[str, str]) -> tuple[str, ...]:
 def summary_row(folder: RunFolder, recounted: Mapping[str, Any] | None = None) -> dict[str, str]:
     """The row of a finished run, as it is read from runs.csv; `recounted`: its summary with costs that are counted otherwise."""
     summary, environment = recounted or folder.read_summary(), read_object(folder.environment)
-    config: Any = OmegaConf.to_container(OmegaConf.load(folder.config))
+    config = folder.read_settings()
     schedule, hardware, cost = config["schedule"], summary["counting"], summary["cost"]
     values = {
         **summary,

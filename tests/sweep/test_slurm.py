@@ -3,6 +3,7 @@
 import os
 import signal
 import time
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import nullcontext
 from pathlib import Path
 from types import SimpleNamespace
@@ -215,17 +216,19 @@ def test_status_asks_no_queue_that_is_not_there_or_has_no_jobs(tmp_path, array, 
     assert not caplog.messages and not calls(tmp_path / "bin", "squeue")
 
 
+SUBMIT = 'n=$(wc -l < "$0.calls"); cp "$1" "$0.script.$n"; echo "Submitted batch job 1$n"'
+
+
 @pytest.fixture
 def slurm(tmp_path, monkeypatch):
     """A cluster that takes every job and never runs one."""
     commands = tmp_path / "bin"
-    submit = 'n=$(wc -l < "$0.calls"); cp "$1" "$0.script.$n"; echo "Submitted batch job 1$n"'
     show = """
 for script in "$(dirname "$0")"/sbatch.script.*; do
     [ -e "$script" ] || continue
     for task in 0 1 2; do echo "1${script##*.}_$task|$(sed -n "s/.*job-name=//p" "$script")|PENDING|Resources"; done
 done"""
-    fake(commands, "sbatch", submit)
+    fake(commands, "sbatch", SUBMIT)
     fake(commands, "squeue", show)
     fake(commands, "srun", "exit 1")
     fake(commands, "scontrol", "echo 'MaxArraySize            = 3'")
@@ -286,6 +289,15 @@ def test_a_run_that_is_asked_for_twice_is_one_job(slurm, tmp_path, impatient):
     assert "#SBATCH --array=0-1%" in (slurm / "sbatch.script.1").read_text()
 
 
+def test_two_sweeps_at_the_same_moment_submit_a_run_once(slurm, tmp_path, impatient):
+    """Both looked into the queue before either had submitted; the second job then failed at the lock of the run."""
+    fake(slurm, "sbatch", f"sleep 0.5\n{SUBMIT}")
+    with ThreadPoolExecutor() as shells:
+        sweeps = [shells.submit(launcher(tmp_path).launch_into, [["seed=0"]], [tmp_path / "seed=0"]) for _ in range(2)]
+    assert [sweep.result() for sweep in sweeps] == [[75], [75]]
+    assert len(calls(slurm, "sbatch")) == 1
+
+
 def test_a_run_on_several_gpus_is_as_many_tasks(slurm, tmp_path, impatient):
     launcher(tmp_path, gpus_per_node=4, nodes=2).launch_into([["seed=0"]], [tmp_path / "seed=0"])
     script = (slurm / "sbatch.script.1").read_text()
@@ -311,7 +323,7 @@ def test_what_is_wrong_is_said(slurm, tmp_path):
     fake(slurm, "sbatch", 'echo "Invalid partition name specified" >&2; exit 1')
     with pytest.raises(RunError, match="Invalid partition name"):
         launcher(tmp_path).launch_into([["seed=0"]], [tmp_path / "seed=0"])
-    assert not list(tmp_path.glob(".slurm/*"))
+    assert not list(tmp_path.glob(".slurm/*/"))
 
 
 @pytest.mark.parametrize(

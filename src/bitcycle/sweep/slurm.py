@@ -13,12 +13,13 @@ import subprocess
 import time
 import uuid
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import NamedTuple
 
 from bitcycle.errors import EXIT_DONE, EXIT_FAILED, EXIT_INTERRUPTED, RunError
-from bitcycle.files import read_object, write_json
+from bitcycle.files import locked, read_object, write_json
 from bitcycle.sweep.progress import SweepProgress, tell
 
 logger = logging.getLogger(__name__)
@@ -132,6 +133,19 @@ class SubmittedJob(NamedTuple):
         """Whether SLURM still runs or will run the job."""
         entry = self.entry(queue)
         return entry is not None and entry.state not in ENDED
+
+
+@contextmanager
+def turn_to_submit(root: Path) -> Iterator[None]:
+    """Wait until no other sweep looks into the queue and submits below the folder of all runs, so that two sweeps submit no run
+    twice. Raises RunError if the folder cannot be written or its disk has no locks."""
+    folder = root.absolute() / ".slurm"
+    with ExitStack() as stack:
+        try:
+            stack.enter_context(locked(folder / "submission"))
+        except OSError as error:
+            raise RunError(f"cannot write to {folder}: {error}. Set results_root to a writable folder.") from error
+        yield
 
 
 def new_array(root: Path, runs: Sequence[Path], prefix: str) -> list[SubmittedJob]:

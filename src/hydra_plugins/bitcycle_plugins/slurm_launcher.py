@@ -11,7 +11,7 @@ import os
 import shutil
 import sys
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager, redirect_stderr
+from contextlib import ExitStack, contextmanager, redirect_stderr
 from pathlib import Path
 from typing import Any
 
@@ -24,7 +24,16 @@ from bitcycle.errors import RunError
 from bitcycle.optional_imports import require
 from bitcycle.settings import SettingError
 from bitcycle.signals import record_signals
-from bitcycle.sweep.slurm import SubmittedJob, Waiter, ask, jobs_in_queue, largest_array, new_array, wait_for_jobs
+from bitcycle.sweep.slurm import (
+    SubmittedJob,
+    Waiter,
+    ask,
+    jobs_in_queue,
+    largest_array,
+    new_array,
+    turn_to_submit,
+    wait_for_jobs,
+)
 from hydra_plugins.bitcycle_plugins.local_launcher import root_of
 from hydra_plugins.bitcycle_plugins.slurm_job import WARNING, SlurmJob
 
@@ -85,15 +94,19 @@ class SlurmLauncher(Launcher):
         SLURM does not answer or rejects all jobs, and SettingError for a parameter that cannot be meant."""
         check(self.own | self.parameters)
         places = [folder.absolute() for folder in folders]
-        with record_signals() as signals:
-            jobs = jobs_in_queue(Path(self.config.results_root), places)
-            if jobs:
-                logger.info("%d runs are in SLURM already: waiting for them", len(jobs))
-            # a sweeper that optimizes may ask for the same run twice
-            if absent := {run[1]: run for run in zip(job_overrides, places, strict=True) if run[1] not in jobs}:
-                jobs |= self._submit(list(absent.values()), signals)
-            numbered = {number: jobs[place] for number, place in enumerate(places) if place in jobs}
-            return wait_for_jobs(Waiter(numbered, self.own["poll_seconds"]), signals, job_overrides)
+        root = Path(self.config.results_root)
+        with ExitStack() as turn:
+            turn.enter_context(turn_to_submit(root))  # a signal ends this wait at once
+            with record_signals() as signals:
+                jobs = jobs_in_queue(root, places)
+                if jobs:
+                    logger.info("%d runs are in SLURM already: waiting for them", len(jobs))
+                # a sweeper that optimizes may ask for the same run twice
+                if absent := {run[1]: run for run in zip(job_overrides, places, strict=True) if run[1] not in jobs}:
+                    jobs |= self._submit(list(absent.values()), signals)
+                turn.close()
+                numbered = {number: jobs[place] for number, place in enumerate(places) if place in jobs}
+                return wait_for_jobs(Waiter(numbered, self.own["poll_seconds"]), signals, job_overrides)
 
     def _submit(self, runs: Sequence[tuple[Sequence[str], Path]], signals: Sequence[int]) -> dict[Path, SubmittedJob]:
         """Submit runs as job arrays until SLURM rejects one; runs that were not submitted are not in the result."""

@@ -130,6 +130,15 @@ def test_a_signal_ends_the_waiting_and_not_the_jobs(array, caplog):
     assert codes == [75, 75, 75]
 
 
+def test_a_job_that_slurm_killed_shows_what_slurm_wrote_to_its_log(array, caplog):
+    """Of a job over its memory, `squeue` only says FAILED."""
+    (array[0].array / "17_0_0_log.out").write_text("step 3\nslurmstepd: error: Exceeded job memory limit\n")
+    waiter = waiter_of(array, queue_of(array, "FAILED"))
+    waiter.waiting = {0: waiter.waiting[0]}
+    assert wait_for_jobs(waiter, [], [["a=0"]]) == [1]
+    assert "its state in SLURM is FAILED\n        step 3\n        slurmstepd: error: Exceeded job memory" in caplog.text
+
+
 def test_how_jobs_are_is_said_in_words(array):
     name = array[0].array.name
     queue = parse_queue(f"17_0|{name}|PENDING|Resources\n17_1|{name}|RUNNING|None\n18_[2-9]|other|PENDING|Priority\n")

@@ -258,7 +258,7 @@ def wait_for_jobs(waiter: Waiter, signals: Sequence[int], arguments: Sequence[Se
             for number, (code, reason) in ended.items():
                 codes[number], log = code, jobs[number].log
                 lines = log.read_text(errors="replace").strip().splitlines() if log.is_file() else []
-                why = [*([reason] if reason else lines[-3:]), f"log: {log}"] if code else []
+                why = [*filter(None, [reason]), *lines[-3:], f"log: {log}"] if code else []
                 tell(" ".join(arguments[number]), code, lines, why)
             progress.show(len(ended), f"in SLURM: {waiter.describe()}")
             # no shorter interval: each check reads one file per job on a network file system

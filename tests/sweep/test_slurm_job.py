@@ -85,6 +85,15 @@ def test_a_requeue_that_is_refused_is_no_loss(job):
     assert job.outcome == (75, "stopped, and SLURM does not requeue it: scontrol failed: no such luck", 0)
 
 
+def test_a_job_whose_controller_was_away_goes_on(job):
+    """A restart of slurmctld longer than the attempts to requeue ended the job with exit code 75."""
+    job.say("RUNNING", requeue=f"[ -e {job.folder}/back ] || {{ echo no contact >&2; exit 1; }}")
+    scontrol = job.folder / "bin" / "scontrol"
+    scontrol.write_text(scontrol.read_text().replace("show)", f"show) touch {job.folder}/back;"))
+    assert job.stopped(STOPS, signal.SIGUSR1) == 75
+    assert job.outcome == (None, None, 1)
+
+
 def test_a_run_that_does_not_stop_goes_on_from_its_last_checkpoint(job):
     process_code = job.stopped(DEAF + " & echo $! > pid; wait", signal.SIGUSR1, warning_seconds=0.4)
     try:

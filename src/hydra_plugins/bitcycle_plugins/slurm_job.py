@@ -113,9 +113,10 @@ class SlurmJob:
         if self.timeouts > self.max_timeouts:
             return f"reached its time limit {self.timeouts} times"
         self._write(None)
-        problem = requeue(self.job)
-        refused = problem and job_state(self.job) == "RUNNING"  # else SLURM has requeued or ended it in the meantime
-        return f"stopped, and SLURM does not requeue it: {problem}" if refused else ""
+        if not requeue(self.job) or job_state(self.job) != "RUNNING":  # SLURM has requeued or ended it in the meantime
+            return ""
+        problem = requeue(self.job)  # the controller, which may have been away, answers again
+        return f"stopped, and SLURM does not requeue it: {problem}" if problem else ""
 
     def _write(self, code: int | None, reason: str | None = None) -> None:
         write_json(self.outcome, {"job": self.job, "code": code, "reason": reason, "timeouts": self.timeouts})

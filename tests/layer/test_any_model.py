@@ -313,6 +313,15 @@ LAYERS = {
 }
 
 
+@pytest.mark.parametrize("kind", ["linear", *LAYERS])
+def test_inputs_have_the_keyword_of_pytorch(kind):
+    """Calls by keyword, which a float network may make, stopped with a TypeError after the conversion."""
+    plain, shape = LAYERS[kind] if kind in LAYERS else (nn.Linear(4, 2), (3, 4))
+    model = bitcycle.quantize_model(copy.deepcopy(plain), float_layers=[]).eval()
+    x = torch.randn(shape)
+    assert torch.equal(model(input=x), model(x))
+
+
 @pytest.mark.parametrize("quantizer", ["sbm", "dorefa", "uniform_l2"])
 @pytest.mark.parametrize("kind", LAYERS)
 def test_more_convolutions(kind, quantizer):

@@ -43,10 +43,10 @@ class QuantizedConvolution(QuantizedLayer):
         convolve: Any = super()._conv_forward  # type: ignore[misc]
         return convolve(*operands_of(self, x, weight), bias)
 
-    def forward(self, x: Tensor) -> Tensor:
-        if _is_unbatched(x, self):
-            return self.forward(x.unsqueeze(0)).squeeze(0)
-        return _laid_out(self.quantized_product(x, self._conv_forward), x, self)
+    def forward(self, input: Tensor) -> Tensor:
+        if _is_unbatched(input, self):
+            return self.forward(input.unsqueeze(0)).squeeze(0)
+        return _laid_out(self.quantized_product(input, self._conv_forward), input, self)
 
 
 class QuantizedConv1d(QuantizedConvolution, nn.Conv1d):
@@ -73,12 +73,12 @@ class QuantizedTransposedConvolution(QuantizedLayer):
         """[in, out / groups, ...] <-> [out, in / groups, ...]."""
         return weight.unflatten(0, (self.groups, -1)).transpose(1, 2).flatten(0, 1)
 
-    def forward(self, x: Tensor, output_size: list[int] | None = None) -> Tensor:
+    def forward(self, input: Tensor, output_size: list[int] | None = None) -> Tensor:
         dimensions = len(self.kernel_size)
-        if _is_unbatched(x, self):
-            return self.forward(x.unsqueeze(0), output_size).squeeze(0)
+        if _is_unbatched(input, self):
+            return self.forward(input.unsqueeze(0), output_size).squeeze(0)
         padding = self._output_padding(
-            x, output_size, self.stride, self.padding, self.kernel_size, dimensions, self.dilation
+            input, output_size, self.stride, self.padding, self.kernel_size, dimensions, self.dilation
         )
         geometry = (self.stride, self.padding, padding, self.groups, self.dilation)
         convolve: Any = (F.conv_transpose1d, F.conv_transpose2d, F.conv_transpose3d)[dimensions - 1]
@@ -86,8 +86,8 @@ class QuantizedTransposedConvolution(QuantizedLayer):
         def product(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
             return convolve(*operands_of(self, x, weight), bias, *geometry)
 
-        y = self.quantized_product(x, product)
-        return _laid_out(y, x, self)
+        y = self.quantized_product(input, product)
+        return _laid_out(y, input, self)
 
 
 class QuantizedConvTranspose1d(QuantizedTransposedConvolution, nn.ConvTranspose1d):

@@ -173,9 +173,9 @@ class QuantizedLinear(QuantizedLayer, nn.Linear):
     is_read = False
     """Whether the module that contains it reads its weight, and redirects F.linear (`by_function`)."""
 
-    def forward(self, x: Tensor, *bias: Tensor | None) -> Tensor:
+    def forward(self, input: Tensor, *bias: Tensor | None) -> Tensor:
         """The layer's output; `bias`: in place of the layer's own, from a function that reads its weight."""
-        return self.quantized_product(x, _linear if self.is_read else nn.functional.linear, *bias)
+        return self.quantized_product(input, _linear if self.is_read else nn.functional.linear, *bias)
 
 
 def _linear(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:

@@ -95,6 +95,13 @@ class TwoInputs(nn.Linear):
         return super().forward(x) * scale
 
 
+class OptionalInput(nn.Linear):
+    """Linear without its second input, which a converted layer would take for a bias."""
+
+    def forward(self, x, scale=None):
+        return super().forward(x) if scale is None else super().forward(x) * scale
+
+
 class Gathering(nn.Linear):
     """Its method would be missing in the converted layer."""
 
@@ -119,9 +126,18 @@ def test_a_class_that_changes_nothing_is_converted():
     assert isinstance(bitcycle.quantize_model(nn.Sequential(Named(3, 4, 3)), float_layers=[])[0], QuantizedLayer)
 
 
-@pytest.mark.parametrize(
-    "layer", [Padded(3, 4, 3), Scaled(4, 4), Noisy(4, 4), Adapted(4, 4), TwoInputs(4, 4), Gathering(4, 4)], ids=type
+OTHERS = (
+    Padded(3, 4, 3),
+    Scaled(4, 4),
+    Noisy(4, 4),
+    Adapted(4, 4),
+    TwoInputs(4, 4),
+    OptionalInput(4, 4),
+    Gathering(4, 4),
 )
+
+
+@pytest.mark.parametrize("layer", OTHERS, ids=type)
 def test_a_class_that_may_compute_something_else_stays_float(layer, caplog):
     with caplog.at_level(logging.WARNING):
         model = bitcycle.quantize_model(nn.ModuleList([layer, nn.Linear(4, 4)]), float_layers=[])

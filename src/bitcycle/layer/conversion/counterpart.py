@@ -2,10 +2,12 @@
 
 A class derived from a linear layer or a convolution has the counterpart of its base if it defines at most a constructor, initial
 weights and a description, and has no other parameters. A class derived from nn.Linear may also define forward, as Falcon's does,
-if that returns x W^T + b for random inputs, in training as in evaluation, and for small, usual and large numbers, so that limits
-and thresholds show. All others (noise, scaled weights, adapters) may compute something else and stay float.
+if that takes no other argument and returns x W^T + b for random inputs, in training as in evaluation, and for small, usual and
+large numbers, so that limits and thresholds show. All others (noise, scaled weights, adapters) may compute something else and
+stay float.
 """
 
+import inspect
 from typing import Any
 
 import torch
@@ -49,9 +51,15 @@ _TRIED: tuple[tuple[float, tuple[int, ...]], ...] = ((1.0, (3,)), (1.0, (2, 3)),
 """Factors of inputs, weights and biases, with the leading sizes of inputs."""
 
 
+_ARGUMENTS = [inspect.Parameter.POSITIONAL_OR_KEYWORD] * 2
+"""Kinds of the arguments of a forward that takes one input: self and that."""
+
+
 def _multiplies(layer: nn.Module) -> bool:
     """Whether a layer with a weight and a bias computes x W^T + b and keeps them, tried with random inputs and a random bias."""
     try:
+        if [argument.kind for argument in inspect.signature(type(layer).forward).parameters.values()] != _ARGUMENTS:
+            return False  # a converted layer would refuse the others, or take them for a bias
         with torch.no_grad(), untouched(layer):
             return all(_is_linear(layer, *case, mode) for case in _TRIED for mode in (True, False))
     except Exception:  # other arguments, types or shapes: not a linear layer

@@ -1,6 +1,7 @@
 """Networks that are not ours: which layers are converted, what stays float and why, attention."""
 
 import copy
+import logging
 
 import numpy
 import pytest
@@ -407,6 +408,15 @@ def test_a_report_does_not_call_a_layer_quantized_whose_weights_a_function_reads
     assert found["0"] == ("8/8/8", "")
     assert found["1"][0] == "float" and "reads its weights" in found["1"][1]
     assert report.quantized_share == pytest.approx(12 / 20)
+
+
+def test_layers_with_complex_weights_stay_float(caplog):
+    """They were converted, and the first batch ended in an error of PyTorch about the minimum of complex numbers."""
+    layers = nn.Linear(4, 4, dtype=torch.cfloat), nn.Linear(4, 4)
+    with caplog.at_level(logging.WARNING):
+        model = bitcycle.quantize_model(nn.ModuleList(layers), float_layers=[])
+    assert type(model[0]) is nn.Linear and isinstance(model[1], QuantizedProduct)
+    assert "1 complex Linear" in caplog.text
 
 
 @pytest.mark.parametrize("wrong", [8, (8, 8), None])

@@ -13,7 +13,7 @@ from torch.nn.utils.parametrize import is_parametrized
 
 from bitcycle.layer.codes import compute_codes
 from bitcycle.layer.conversion.by_function import may_redirect, redirect_functions
-from bitcycle.layer.conversion.counterpart import counterpart
+from bitcycle.layer.conversion.counterpart import counterpart, is_complex
 from bitcycle.layer.conversion.plan import (
     LayerRule,
     conversion_plan,
@@ -250,7 +250,7 @@ def _quantized(rule: LayerRule, layer: nn.Module, context: Context, device: torc
 def _untouched(model: nn.Module) -> str:
     """Number and kind of the layers without a quantized counterpart, such as subclasses of PyTorch's layers."""
     found = Counter(
-        type(module).__name__
+        f"{'complex ' if is_complex(module) else ''}{type(module).__name__}"
         for module in model.modules()
         if isinstance(module, PRODUCT_LAYERS)
         and counterpart(module) is None

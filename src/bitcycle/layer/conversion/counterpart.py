@@ -4,7 +4,7 @@ A class derived from a linear layer or a convolution has the counterpart of its 
 weights and a description, and has no other parameters. A class derived from nn.Linear may also define forward, as Falcon's does,
 if that takes no other argument and returns x W^T + b for random inputs, in training as in evaluation, and for small, usual and
 large numbers, so that limits and thresholds show. All others (noise, scaled weights, adapters) may compute something else and
-stay float.
+stay float, as do layers with complex weights.
 """
 
 import inspect
@@ -30,6 +30,8 @@ _HARMLESS = _PLAIN | {
 def counterpart(module: nn.Module) -> type[nn.Module] | None:
     """The class that replaces `module` in a converted model; None if it has none."""
     kind = type_before_parametrizations(module)
+    if is_complex(module):
+        return None
     if kind in CONVERSIONS:
         return CONVERSIONS[kind]
     if not isinstance(module, nn.Linear | nn.modules.conv._ConvNd) or is_parametrized(module):
@@ -49,6 +51,11 @@ def counterpart(module: nn.Module) -> type[nn.Module] | None:
 
 _TRIED: tuple[tuple[float, tuple[int, ...]], ...] = ((1.0, (3,)), (1.0, (2, 3)), (1e-3, (3,)), (1e3, (3,)))
 """Factors of inputs, weights and biases, with the leading sizes of inputs."""
+
+
+def is_complex(module: nn.Module) -> bool:
+    """Whether a module has complex weights, which no quantizer rounds."""
+    return any(parameter.is_complex() for parameter in module.parameters(recurse=False))
 
 
 _ARGUMENTS = [inspect.Parameter.POSITIONAL_OR_KEYWORD] * 2

@@ -419,6 +419,14 @@ def test_layers_with_complex_weights_stay_float(caplog):
     assert "1 complex Linear" in caplog.text
 
 
+def test_a_scripted_part_stays_float():
+    """The conversion stopped with an AttributeError."""
+    scripted = torch.jit.script(nn.Sequential(nn.Linear(4, 4), nn.ReLU()))
+    model = bitcycle.quantize_model(nn.Sequential(scripted, nn.Linear(4, 2)), float_layers=[])
+    assert model[0] is scripted and isinstance(model[1], QuantizedProduct)
+    model(torch.randn(3, 4)).sum().backward()
+
+
 @pytest.mark.parametrize("wrong", [8, (8, 8), None])
 def test_bits_are_three_numbers(wrong):
     model = bitcycle.quantize_model(nn.Linear(2, 2), float_layers=[])

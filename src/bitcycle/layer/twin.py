@@ -31,7 +31,9 @@ def replace_modules(model: nn.Module, replacement: Callable[[nn.Module], nn.Modu
     References in attributes and in plain lists, tuples and dictionaries follow."""
     found = {module: replacement(module) for module in model.modules()}
     for parent in found.values():
-        parent._modules.update({name: found[child] for name, child in parent._modules.items() if child in found})
+        new = {name: found[child] for name, child in parent._modules.items() if found.get(child, child) is not child}
+        if new:  # a scripted module, none of whose parts is replaced, has another kind of dictionary
+            parent._modules.update(new)
         for name, value in vars(parent).items():
             if name not in _OF_EVERY_MODULE and any(found.get(x, x) is not x for x in _modules_in(value)):
                 vars(parent)[name] = tree_map_only(nn.Module, lambda x: found.get(x, x), value)

@@ -427,6 +427,16 @@ def test_a_scripted_part_stays_float():
     model(torch.randn(3, 4)).sum().backward()
 
 
+def test_the_output_layer_of_float_attention_is_not_named_apart(caplog):
+    """PyTorch's own attention, float by the rule, was said to need PyTorch's own classes."""
+    x = torch.zeros(1, 3, 4)
+    model = nn.TransformerEncoder(nn.TransformerEncoderLayer(4, 2, 4, batch_first=True), 1)
+    with caplog.at_level(logging.WARNING):
+        model = bitcycle.quantize_model(model, sample=x)
+    assert "no quantized counterpart" not in caplog.text
+    assert "layers.0.self_attn.out_proj" not in {row.name for row in bitcycle.conversion_report(model, x).rows}
+
+
 @pytest.mark.parametrize("wrong", [8, (8, 8), None])
 def test_bits_are_three_numbers(wrong):
     model = bitcycle.quantize_model(nn.Linear(2, 2), float_layers=[])

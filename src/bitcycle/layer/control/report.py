@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from torch import Tensor, nn
+from torch.nn.modules.linear import NonDynamicallyQuantizableLinear
 
 from bitcycle.hardware import trace
 from bitcycle.layer.conversion.plan import convertible_layers
@@ -111,11 +112,12 @@ def _macs(model: nn.Module, inputs: tuple[Any, ...], keywords: Mapping[str, Any]
 
 
 def _others(model: nn.Module) -> list[str]:
-    """Modules that have a weight matrix but are neither quantized nor convertible."""
+    """Modules that have a weight matrix but are neither quantized nor convertible; the attention that reads the weight of its
+    output layer itself stands for that."""
     return [
         name
         for name, module in model.named_modules()
-        if not isinstance(module, QuantizedProduct | nn.Embedding | nn.EmbeddingBag)
+        if not isinstance(module, QuantizedProduct | nn.Embedding | nn.EmbeddingBag | NonDynamicallyQuantizableLinear)
         and not hasattr(module, "precision")
         and any(isinstance(p, Tensor) and p.dim() > 1 for p in module._parameters.values())
     ]

@@ -8,6 +8,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.nn.modules.linear import NonDynamicallyQuantizableLinear
 from torch.nn.parameter import UninitializedParameter
 from torch.nn.utils.parametrize import is_parametrized
 
@@ -257,6 +258,7 @@ def _untouched(model: nn.Module) -> str:
         if isinstance(module, PRODUCT_LAYERS)
         and counterpart(module) is None
         and not hasattr(module, "precision")
+        and not isinstance(module, NonDynamicallyQuantizableLinear)  # a part of nn.MultiheadAttention
         and not getattr(module, "stays_float", False)  # a module.FloatLinear
     )
     return ", ".join(f"{count} {kind}" for kind, count in found.items())

@@ -410,6 +410,30 @@ def test_a_report_does_not_call_a_layer_quantized_whose_weights_a_function_reads
     assert report.quantized_share == pytest.approx(12 / 20)
 
 
+def test_a_report_names_the_rules_of_parts_and_layers_that_came_later():
+    """Float layers of a wrapped model had no quantized counterpart in its report, and a new one had no reason."""
+
+    class Wrapper(nn.Module):
+        def __init__(self, module):
+            super().__init__()
+            self.module, self.head = module, nn.Linear(2, 2)
+
+        def forward(self, x):
+            return self.head(self.module(x))
+
+    parts = [nn.Linear(2, 2), nn.Linear(2, 2), nn.Linear(2, 2), nn.Linear(2, 2)]
+    network = bitcycle.quantize_model(nn.Sequential(*parts))
+    network[1] = nn.Linear(2, 2)
+    rows = bitcycle.conversion_report(Wrapper(network), torch.zeros(1, 2)).rows
+    assert {row.name: (row.bits, row.reason) for row in rows} == {
+        "module.0": ("float", "float_layers: first"),
+        "module.1": ("float", "not converted yet"),
+        "module.2": ("8/8/8", ""),
+        "module.3": ("float", "float_layers: last"),
+        "head": ("float", "not converted yet"),
+    }
+
+
 def test_layers_with_complex_weights_stay_float(caplog):
     """They were converted, and the first batch ended in an error of PyTorch about the minimum of complex numbers."""
     layers = nn.Linear(4, 4, dtype=torch.cfloat), nn.Linear(4, 4)

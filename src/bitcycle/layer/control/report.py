@@ -9,7 +9,7 @@ from torch import Tensor, nn
 from torch.nn.modules.linear import NonDynamicallyQuantizableLinear
 
 from bitcycle.hardware import trace
-from bitcycle.layer.conversion.plan import convertible_layers
+from bitcycle.layer.conversion.plan import LayerRule, convertible_layers
 from bitcycle.layer.products.quantized_product import QuantizedProduct
 
 NOT_CONVERTED = "not converted yet"
@@ -75,7 +75,7 @@ def conversion_report(model: nn.Module, *inputs: Any, **keywords: Any) -> Conver
     """
     if len(inputs) == 1 and not keywords and isinstance(inputs[0], tuple | Mapping):
         inputs, keywords = ((), dict(inputs[0])) if isinstance(inputs[0], Mapping) else (inputs[0], {})
-    rules = {rule.name: rule for rule in getattr(model, "conversion_rules", ())}
+    rules = _rules(model)
     macs, kinds = _macs(model, inputs, keywords), dict(model.named_modules())
     quantized = {name: m for name, m in kinds.items() if isinstance(m, QuantizedProduct)}
     convertible = convertible_layers(model)
@@ -91,13 +91,20 @@ def conversion_report(model: nn.Module, *inputs: Any, **keywords: Any) -> Conver
         found = quantized.get(name)
         unused = found is not None and macs is not None and not macs.get(name)
         bits = "float" if found is None or unused else "/".join(map(str, found.precision.precision))
-        missing = NOT_CONVERTED if name in convertible and not quantized else "no quantized counterpart"
-        reason = missing if rule is None and found is None else rule.reason if rule is not None else ""
+        reason = "" if rule is None else rule.reason
+        if found is None and (rule is None or rule.treatment != "float"):
+            reason = NOT_CONVERTED if name in convertible else reason or "no quantized counterpart"
         reason = NOT_CALLED if unused else reason
         kind = rule.kind if rule is not None else type(module).__name__
         share = None if macs is None else macs.get(name, 0) / max(total, 1)
         rows.append(Row(name, kind, rule.roles if rule is not None else (), bits, reason, share))
     return ConversionReport(tuple(rows), bool(quantized))
+
+
+def _rules(model: nn.Module) -> dict[str, LayerRule]:
+    """The rules of the converted parts of a model, which may be wrapped, by the names of the layers in the model."""
+    parts = {name: vars(part).get("conversion_rules", ()) for name, part in model.named_modules()}
+    return {f"{part}.{rule.name}".strip("."): rule for part, rules in parts.items() for rule in rules}
 
 
 def _macs(model: nn.Module, inputs: tuple[Any, ...], keywords: Mapping[str, Any]) -> dict[str, int] | None:

@@ -332,6 +332,37 @@ def test_lightning_modules_of_several_networks(kind, limit, tmp_path):
     assert not hasattr(module.head, "precision") and module.hidden.precision.precision == callback.control.precision
 
 
+def test_averaged_weights_of_lightning_observe_batches_outside_of_the_schedule(tmp_path):
+    """The epoch that StochasticWeightAveraging adds for batch norm, without steps, ended in a step outside of the run."""
+    lightning = pytest.importorskip("lightning.pytorch")
+    from bitcycle.integrations.lightning import PrecisionCallback
+
+    class Module(lightning.LightningModule):
+        def __init__(self) -> None:
+            super().__init__()
+            self.net = nn.Sequential(nn.Linear(4, 8), nn.BatchNorm1d(8), nn.ReLU(), nn.Linear(8, 8), nn.Linear(8, 1))
+
+        def training_step(self, batch, _index):
+            return self.net(batch).square().mean()
+
+        def configure_optimizers(self):
+            return torch.optim.SGD(self.parameters(), lr=0.1)
+
+    callback = PrecisionCallback("CR", q_min=3, q_max=8, cycles=1)
+    callbacks = [callback, lightning.callbacks.StochasticWeightAveraging(0.01, swa_epoch_start=1, annealing_epochs=1)]
+    quiet = {
+        "logger": False,
+        "enable_checkpointing": False,
+        "enable_progress_bar": False,
+        "enable_model_summary": False,
+    }
+    trainer = lightning.Trainer(
+        max_epochs=2, default_root_dir=tmp_path, callbacks=callbacks, accelerator="cpu", **quiet
+    )
+    trainer.fit(Module(), torch.utils.data.DataLoader(torch.randn(8, 4), batch_size=4))
+    assert callback.control.cost().samples == 16
+
+
 def test_a_training_of_unknown_length_is_refused(tmp_path):
     lightning = pytest.importorskip("lightning.pytorch")
     from bitcycle.integrations.lightning import PrecisionCallback

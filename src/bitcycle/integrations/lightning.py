@@ -55,6 +55,7 @@ class PrecisionCallback(Callback):
         self._random_state: dict[str, Any] | None = None
         self._is_alone = False
         self.evaluate_at, self._evaluation = check_evaluate_at(evaluate_at), ExitStack()
+        self._uncounted = ExitStack()
 
     def setup(self, trainer: Any, pl_module: Any, stage: str) -> None:
         if any(isinstance(module, QuantizedProduct) for module in pl_module.modules()):
@@ -94,12 +95,18 @@ class PrecisionCallback(Callback):
         if self._random_state is not None and batch_idx:  # resumed within an epoch, whose iterator had been created
             set_random_state(self._random_state)
         self._random_state = None
+        if getattr(
+            trainer.fit_loop, "_skip_backward", False
+        ):  # StochasticWeightAveraging observes batches for batch norm
+            self._uncounted.enter_context(self.control.uncounted())
+            return
         step = trainer.fit_loop.epoch_loop.total_batch_idx if self._counts_batches else trainer.global_step
         if step >= self.control.next_step:  # batches of gradient accumulation share the bits of the step
             self.control.step(step)
 
     def on_train_batch_end(self, trainer: Any, pl_module: Any, outputs: Any, batch: Any, batch_idx: int) -> None:
         assert self.control is not None and self.control.precision is not None
+        self._uncounted.close()
         values = {f"bits_{role}": float(bits) for role, bits in self.control.precision._asdict().items()}
         if outputs or self.control.meter.workload is not None:  # else training_step skipped the batch, maybe the first
             cost = self.control.cost()
@@ -118,6 +125,7 @@ class PrecisionCallback(Callback):
 
     def on_exception(self, trainer: Any, pl_module: Any, exception: BaseException) -> None:
         self._evaluation.close()
+        self._uncounted.close()
 
     def state_dict(self) -> dict[str, Any]:
         state = self._own_state()

@@ -31,7 +31,7 @@ def replace_modules(model: nn.Module, replacement: Callable[[nn.Module], nn.Modu
     References in attributes and in plain lists, tuples and dictionaries follow."""
     found = {module: replacement(module) for module in model.modules()}
     for parent in found.values():
-        new = {name: found[child] for name, child in parent._modules.items() if found.get(child, child) is not child}
+        new = {name: found[x] for name, x in parent._modules.items() if x in found and found[x] is not x}
         if new:  # a scripted module, none of whose parts is replaced, has another kind of dictionary
             parent._modules.update(new)
         for name, value in vars(parent).items():

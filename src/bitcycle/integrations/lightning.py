@@ -95,9 +95,8 @@ class PrecisionCallback(Callback):
         if self._random_state is not None and batch_idx:  # resumed within an epoch, whose iterator had been created
             set_random_state(self._random_state)
         self._random_state = None
-        if getattr(
-            trainer.fit_loop, "_skip_backward", False
-        ):  # StochasticWeightAveraging observes batches for batch norm
+        # the epoch in which StochasticWeightAveraging observes batches for batch norm has no steps
+        if getattr(trainer.fit_loop, "_skip_backward", False):
             self._uncounted.enter_context(self.control.uncounted())
             return
         step = trainer.fit_loop.epoch_loop.total_batch_idx if self._counts_batches else trainer.global_step

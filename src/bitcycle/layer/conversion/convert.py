@@ -214,9 +214,8 @@ def _convert(model: nn.Module, plan: list[LayerRule], options: QuantizerOptions,
 def _check_calls(model: nn.Module, plan: list[LayerRule], layers: Mapping[str, nn.Module]) -> None:
     """Check that no layer of `plan` is called by other means than its class, which would bypass its quantized counterpart. Raises
     SettingError naming the layer."""
-    compiled = [
-        getattr(module, "_orig_mod", None) for module in model.modules()
-    ]  # torch.compile keeps the layer itself
+    # torch.compile keeps the layer itself
+    compiled = [getattr(module, "_orig_mod", None) for module in model.modules()]
     for rule in plan:
         layer, caller = layers[rule.name], model.get_submodule(rule.name.rpartition(".")[0])
         if "forward" in vars(layer) or (may_redirect(caller) and "forward" in vars(caller)):

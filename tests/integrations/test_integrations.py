@@ -332,8 +332,10 @@ def test_lightning_modules_of_several_networks(kind, limit, tmp_path):
     assert not hasattr(module.head, "precision") and module.hidden.precision.precision == callback.control.precision
 
 
-def test_averaged_weights_of_lightning_observe_batches_outside_of_the_schedule(tmp_path):
-    """The epoch that StochasticWeightAveraging adds for batch norm, without steps, ended in a step outside of the run."""
+@pytest.mark.parametrize("averaging_is_first", [False, True])
+def test_averaged_weights_of_lightning_observe_batches_outside_of_the_schedule(averaging_is_first, tmp_path):
+    """The epoch that StochasticWeightAveraging adds for batch norm, without steps, ended in a step outside of the run, or
+    lengthened the schedule."""
     lightning = pytest.importorskip("lightning.pytorch")
     from bitcycle.integrations.lightning import PrecisionCallback
 
@@ -349,7 +351,8 @@ def test_averaged_weights_of_lightning_observe_batches_outside_of_the_schedule(t
             return torch.optim.SGD(self.parameters(), lr=0.1)
 
     callback = PrecisionCallback("CR", q_min=3, q_max=8, cycles=1)
-    callbacks = [callback, lightning.callbacks.StochasticWeightAveraging(0.01, swa_epoch_start=1, annealing_epochs=1)]
+    averaging = lightning.callbacks.StochasticWeightAveraging(0.01, swa_epoch_start=1, annealing_epochs=1)
+    callbacks = [averaging, callback] if averaging_is_first else [callback, averaging]
     quiet = {
         "logger": False,
         "enable_checkpointing": False,
@@ -360,7 +363,7 @@ def test_averaged_weights_of_lightning_observe_batches_outside_of_the_schedule(t
         max_epochs=2, default_root_dir=tmp_path, callbacks=callbacks, accelerator="cpu", **quiet
     )
     trainer.fit(Module(), torch.utils.data.DataLoader(torch.randn(8, 4), batch_size=4))
-    assert callback.control.cost().samples == 16
+    assert callback.control.cost().samples == 16 and callback.control.schedule.length.total_steps == 4
 
 
 def test_a_training_of_unknown_length_is_refused(tmp_path):

@@ -58,6 +58,7 @@ class PrecisionCallback(Callback):
         self._uncounted = ExitStack()
 
     def setup(self, trainer: Any, pl_module: Any, stage: str) -> None:
+        self._epochs = trainer.max_epochs
         if any(isinstance(module, QuantizedProduct) for module in pl_module.modules()):
             return
         networks = {name: child for name, child in pl_module.named_children() if _has_layers(child)}
@@ -69,7 +70,7 @@ class PrecisionCallback(Callback):
         quantize_model(pl_module, self.quantizer, **self.conversion)
 
     def on_fit_start(self, trainer: Any, pl_module: Any) -> None:
-        total = trainer.estimated_stepping_batches
+        total = self._steps(trainer)
         # manual optimization may take several steps in a batch, unless the trainer limits the number of steps
         self._counts_batches = not pl_module.automatic_optimization and total != trainer.max_steps
         epoch = min(trainer.num_training_batches / trainer.accumulate_grad_batches, total)  # infinite with max_steps
@@ -83,6 +84,16 @@ class PrecisionCallback(Callback):
         if self._random_state is not None:
             # before Lightning creates the iterator of an epoch, which draws its seed
             set_random_state(self._random_state)
+
+    def _steps(self, trainer: Any) -> float:
+        """The number of steps of the training that was asked for: a callback before this one may have added an epoch without
+        steps, as StochasticWeightAveraging does."""
+        loop = trainer.fit_loop
+        epochs, loop.max_epochs = loop.max_epochs, self._epochs
+        try:
+            return trainer.estimated_stepping_batches
+        finally:
+            loop.max_epochs = epochs
 
     def on_train_epoch_start(self, trainer: Any, pl_module: Any) -> None:
         loop = trainer.fit_loop

@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from bitcycle.configuration import GROUPS, SCALES, RunConfig, read_config
+from bitcycle.files import read_csv
 from bitcycle.sweep.grid import Overrides
 from bitcycle.sweep.registry import Sweep, read_sweep
 from bitcycle.training.naming import run_hash, run_path
@@ -229,6 +230,19 @@ def test_weights_of_another_sweep_are_looked_for_where_it_leaves_them(item, firs
     wanted = {run["model.initial_weights"] for run in sweep(item).expand(scale) if "model.initial_weights" in run}
     left = {str(Path(run_path(configuration(run, scale)))) for run in sweep(first).expand(scale)}
     assert wanted <= left
+
+
+def test_a_table_that_prints_energies_has_ours():
+    """Its runs counted bit operations alone, so that the columns of energy and latency stayed empty."""
+    tables = {
+        item: ROOT / "results" / "published" / f"{sweep(item).published}.csv" for item in FILES if sweep(item).published
+    }
+    with_energy = [item for item, path in tables.items() if "energy" in {row.get("metric") for row in read_csv(path)}]
+    assert with_energy
+    for item in with_energy:
+        for scale in SCALES:
+            models = {configuration(run, scale).hardware.name for run in sweep(item).expand(scale)}
+            assert models <= {"bitfusion", "all"}, f"{item}, {scale}"
 
 
 def test_named_options_exist():

@@ -107,6 +107,16 @@ def pytest_collection_finish() -> None:
     gc.freeze()
 
 
+@pytest.fixture(autouse=True)
+def log_of_its_own():
+    """A test that sets up the console leaves no handler, which would write into the closed streams of that test later."""
+    logger = logging.getLogger("bitcycle")
+    handlers, level, propagate = logger.handlers[:], logger.level, logger.propagate
+    yield
+    logger.handlers[:], logger.propagate = handlers, propagate
+    logger.setLevel(level)
+
+
 @pytest.fixture(autouse=True, scope="session")
 def no_hub(tmp_path_factory):
     """The library `datasets` asks no network and writes into a folder of the tests."""
@@ -169,9 +179,6 @@ def copied_digits(digits, finished_digits):
 @pytest.fixture
 def command(monkeypatch, capsys, tmp_path):
     """Runs `python train.py ARGUMENTS` in this process: (exit code, standard output, standard error)."""
-    monkeypatch.setattr(
-        logging.getLogger("bitcycle"), "handlers", []
-    )  # which write into the streams of an earlier test
 
     def run(*arguments: str) -> tuple[int, str, str]:
         monkeypatch.setattr(sys, "argv", ["train.py", *arguments, f"results_root={tmp_path}/runs"])

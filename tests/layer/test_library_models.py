@@ -1,7 +1,6 @@
 """Layers of DGL and models of transformers."""
 
 import copy
-import logging
 
 import pytest
 import torch
@@ -78,10 +77,8 @@ def test_transformers_are_converted_with_their_attention(name):
     assert all(parameter.grad is None or parameter.grad.isfinite().all() for parameter in model.parameters())
 
 
-def test_the_execution_order_of_experts_is_found_with_values(capfd, monkeypatch):
+def test_the_execution_order_of_experts_is_found_with_values(capfd):
     """Their grouped products need values: with a sample conversion failed, and without one it printed a traceback."""
-    # handlers of an earlier test write into its closed streams
-    monkeypatch.setattr(logging.getLogger("bitcycle"), "handlers", [])
     transformers = pytest.importorskip("transformers")
     sizes = {"hidden_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 32}
     config = transformers.MixtralConfig(vocab_size=50, num_key_value_heads=1, num_local_experts=4, **sizes)

@@ -42,7 +42,7 @@ doctor: $(VENV)/.ready ## what works on this machine, and how long a run or swee
 demo: $(VENV)/.ready ## train a small ResNet with RTH on handwritten digits: accuracy, cost, saving and a plot, in about two minutes
 	$(RUN) train.py schedule=RTH model=resnet8 dataset=digits scale=mini logging.picture=true
 
-test: $(VENV)/.ready lint ## style and type checks, then the tests (about 6 minutes on two cores)
+test: $(VENV)/.ready lint ## style and type checks, then the tests (10 to 20 minutes on two cores)
 	OMP_NUM_THREADS=1 $(RUN) -m pytest -n 2 --dist worksteal --durations 20
 
 test-all: $(VENV)/.ready lint ## the same with slow tests: all combinations of tasks, schedules and quantizers

@@ -59,6 +59,20 @@ def test_a_single_class_is_refused(tmp_path):
         folder_options(tmp_path).info(tmp_path)
 
 
+@pytest.mark.parametrize("names", [("train", "test"), ("Train/cat", "Train/dog", "Test/cat", "Test/dog")])
+def test_splits_are_not_learned_as_classes(tmp_path, names):
+    write_folders(tmp_path, dict.fromkeys(names, 3))
+    with pytest.raises(
+        DataError, match=r"only the folders (test, train|Test, Train)\. Sort the images into .*/train/CLASS"
+    ):
+        folder_options(tmp_path).info(tmp_path)
+
+
+def test_a_class_may_have_the_name_of_a_split(tmp_path):
+    write_folders(tmp_path, {"car": 3, "train": 3})
+    assert folder_options(tmp_path).info(tmp_path).shape.classes == 2
+
+
 def test_parquet_splits_number_their_classes_alike(tmp_path):
     write(tmp_path / "train-0.parquet", ["cat", "dog"], label=[0, 1, 1])
     write(tmp_path / "test-0.parquet", ["dog", "cat"], label=[0, 1])

@@ -14,13 +14,25 @@ from bitcycle.dataset.images import EncodedImage, EncodedImages
 from bitcycle.dataset.sources import file_bytes, load_hub
 from bitcycle.errors import DataError
 
+TRAIN_FOLDERS, TEST_FOLDERS = ("train", "training"), ("test", "val", "valid", "validation", "testing")
+"""Names of the folders of each split; the first with class folders counts."""
+
 
 @lru_cache(maxsize=4)
 def read_folders(folder: Path, test_fraction: float) -> tuple[EncodedImages, EncodedImages]:
     """Images of class folders below train/ and test/ (or val/), or directly in `folder`. Raises DataError if there are none."""
-    train = _first_split(folder, ("train", "training"), None)
-    test = train and _first_split(folder, ("test", "val", "valid", "validation", "testing"), train.class_names)
-    return both_splits(train or read_class_folders(folder), test, test_fraction, folder)
+    train = _first_split(folder, TRAIN_FOLDERS, None)
+    test = train and _first_split(folder, TEST_FOLDERS, train.class_names)
+    return both_splits(train or _without_splits(folder), test, test_fraction, folder)
+
+
+def _without_splits(folder: Path) -> EncodedImages:
+    """Images of class folders directly in `folder`. Raises DataError if these are splits, which would be learned as classes."""
+    found = read_class_folders(folder)
+    if {name.lower() for name in found.class_names} <= {*TRAIN_FOLDERS, *TEST_FOLDERS}:
+        problem = f"{folder} has no classes, only the folders {', '.join(found.class_names)}"
+        raise DataError(f"{problem}. Sort the images into {folder}/train/CLASS and {folder}/test/CLASS, in lower case.")
+    return found
 
 
 def _first_split(folder: Path, names: Sequence[str], class_names: tuple[str, ...] | None) -> EncodedImages | None:

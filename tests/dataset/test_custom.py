@@ -91,8 +91,12 @@ def test_parquet_splits_number_their_classes_alike(tmp_path):
         ({"image_id": [7, 8, 9], "kind": [0, 1, 0]}, r"\['image_id', 'kind'\]: 2 could be the labels"),
         ({"caption": ["a", "b", "c"]}, "none could be the labels"),
         ({"boxes": [[1], [2], [3]]}, "none could be the labels"),
+        (
+            {"id": [0, 1, 2], "label": ["cat", "dog", "cat"]},
+            "column label of .* has values of type string, not integers",
+        ),
     ],
-    ids=["negative", "missing", "ambiguous", "no integers", "lists of integers"],
+    ids=["negative", "missing", "ambiguous", "no integers", "lists of integers", "names besides numbers"],
 )
 def test_parquet_labels_that_are_refused(tmp_path, columns, words):
     write(tmp_path / "train-0.parquet", **columns)

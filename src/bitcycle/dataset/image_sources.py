@@ -16,6 +16,8 @@ from bitcycle.errors import DataError
 
 TRAIN_FOLDERS, TEST_FOLDERS = ("train", "training"), ("test", "val", "valid", "validation", "testing")
 """Names of the folders of each split; the first with class folders counts."""
+USUAL_LABELS = ("label", "labels", "fine_label")
+"""Names of columns of labels; the first that has integers counts."""
 
 
 @lru_cache(maxsize=4)
@@ -121,7 +123,11 @@ def _label_column(schema: Any, wanted: str | None, origin: str) -> str:
     from pyarrow import types
 
     integers = [field.name for field in schema if types.is_integer(field.type)]
-    usual = [name for name in ([wanted] if wanted else ["label", "labels", "fine_label"]) if name in integers]
+    asked = [name for name in ([wanted] if wanted else USUAL_LABELS) if name in schema.names]
+    usual = [name for name in asked if name in integers]
+    if asked and not usual:
+        problem = f"column {asked[0]} of {origin} has values of type {schema.field(asked[0]).type}, not integers"
+        raise DataError(f"{problem}. Number the classes 0, 1, ..., or set dataset.label_column to another column.")
     found: list[str] = usual or ([] if wanted else integers)
     if len(found) == 1 or usual:
         return found[0]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import shutil
 import socket
 
 import datasets
@@ -49,6 +50,17 @@ def test_images_and_labels_of_a_folder_in_the_hubs_layout(hub, tmp_path):
 def test_splits_that_are_not_there(hub, tmp_path):
     with pytest.raises(DataError, match="has the splits train, validation, but not dev"):
         HubImages(name="hub", path="hub", test_split="dev").info(tmp_path)
+
+
+def test_a_subset_of_a_folder_is_its_subfolder(hub, tmp_path):
+    """Without it, all parquet files below the folder are one dataset."""
+    shutil.copytree((hub / "data").rename(hub / "some"), hub / "more")
+    assert HubImages(name="hub", path="hub").info(tmp_path).train_samples == 12
+    assert HubImages(name="hub", path="hub", subset="more").info(tmp_path).train_samples == 6
+    with pytest.raises(
+        DataError, match=r"hub has no folder mroe of parquet files\. Check dataset\.path, dataset\.subset"
+    ):
+        HubImages(name="hub", path="hub", subset="mroe").info(tmp_path)
 
 
 def test_a_name_that_the_hub_does_not_have(tmp_path, monkeypatch):

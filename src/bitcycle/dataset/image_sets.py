@@ -107,7 +107,9 @@ class HubImages(CustomImages):
     """
 
     path: str = setting(MISSING, "owner/name on the hub, or a folder in its layout")
-    subset: Optional[str] = setting(None, "configuration of the dataset; null: its default")
+    subset: Optional[str] = setting(
+        None, "configuration of the dataset, in a folder its subfolder; null: its default, or all"
+    )
     revision: Optional[str] = setting(None, "commit, branch or tag on the hub; null: the latest")
     train_split: str = setting("train", "name of the training split")
     test_split: Optional[str] = setting(None, "test split; null: test, validation, or test_fraction of train")

@@ -129,9 +129,14 @@ def unpack_to_cache(archive: Path) -> Path:
 def load_hub(
     where: Path | str, remedy: str, needed: Sequence[str], subset: str | None = None, revision: str | None = None
 ) -> dict[str, Any]:
-    """Load the splits of a folder, or of the dataset OWNER/NAME. Raises DataError with `remedy` if one `needed` is missing."""
+    """Load the splits of a folder, or of the dataset OWNER/NAME; `subset` is a folder in the former, a configuration of the
+    latter. Raises DataError with `remedy` if one `needed` is missing."""
     import datasets  # takes a second to import
 
+    if subset is not None and isinstance(where, Path) and has_parquet(where):
+        if not has_parquet(where / subset):
+            raise DataError(f"{where} has no folder {subset} of parquet files. {remedy}")
+        where = where / subset
     try:
         if isinstance(where, Path) and has_parquet(where):
             _check_class_names(where, datasets)

@@ -171,6 +171,25 @@ def test_an_unreadable_image_of_a_stream_is_one_line(tmp_path, workers):
     assert not multiprocessing.active_children()  # the workers end with the error, not when the memory is collected
 
 
+@pytest.mark.parametrize("cell", [None, {"bytes": None, "path": None}])
+def test_a_row_without_an_image_is_named(tmp_path, cell):
+    images = [*IMAGES[:2], cell, IMAGES[3]]
+    for split in ("train", "test"):
+        parquet.write_table(pa.table({"image": images, "label": [0, 1, 0, 1]}), tmp_path / f"{split}-0.parquet")
+    with pytest.raises(
+        DataError, match=r"cannot read the image row 2 of .*, train: it has neither bytes nor a path\. "
+    ):
+        parquet_options(tmp_path).load(tmp_path, seed=0)
+
+
+def test_an_image_that_pillow_refuses_for_its_size_is_named(monkeypatch):
+    monkeypatch.setattr(Image, "MAX_IMAGE_PIXELS", 500)  # Pillow refuses twice as many
+    with pytest.raises(
+        DataError, match=r"cannot read the image picture\.png: Image size \(1024 pixels\).*attack\. Replace"
+    ):
+        decode(encoded(picture(0, 0)), 3, Framing(8, 8))
+
+
 def test_only_what_is_used_is_decoded(tmp_path):
     write_folders(tmp_path, {"cat": 20, "dog": 20})
     whole = folder_options(tmp_path, train_samples=1, test_samples=1, test_fraction=0.5)

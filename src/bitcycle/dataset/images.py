@@ -216,9 +216,9 @@ def open_image(image: EncodedImage) -> Image.Image:
     try:
         picture = Image.open(io.BytesIO(image.read()))
         picture.load()
-    except (UnidentifiedImageError, OSError, ValueError, SyntaxError) as error:
+    except (UnidentifiedImageError, Image.DecompressionBombError, OSError, ValueError, SyntaxError) as error:
         # Pillow's message names an object instead of the file
-        reason = "it is no image" if isinstance(error, UnidentifiedImageError) else error
+        reason = "it is no image" if isinstance(error, UnidentifiedImageError) else str(error).rstrip(".")
         remedy = "Replace it, or remove it from the dataset"
         raise DataError(f"cannot read the image {image.origin}: {reason}. {remedy}.") from error
     return picture

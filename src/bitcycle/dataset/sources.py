@@ -198,7 +198,9 @@ def columns(split: Any, names: Sequence[str], origin: object) -> list[list[Any]]
 
 
 def file_bytes(cells: Any, row: int) -> bytes:
-    """Bytes of a file in a column of images or recordings, which contains bytes or paths."""
-    cell = cells[row].as_py()
-    data: bytes = Path(cell["path"]).read_bytes() if cell["bytes"] is None else cell["bytes"]
-    return data
+    """Bytes of a file in a column of images or recordings, which contains bytes or paths. Raises OSError if there are none."""
+    cell = cells[row].as_py() or {}
+    data: bytes | None = cell.get("bytes")
+    if data is None and cell.get("path") is None:
+        raise FileNotFoundError("it has neither bytes nor a path")
+    return Path(cell["path"]).read_bytes() if data is None else data

@@ -242,6 +242,24 @@ def test_data_that_are_missing_or_wrong(pairs):
         Xnli(validation=0.1).info(pairs)
 
 
+@pytest.mark.parametrize(
+    ("column", "values", "shown"),
+    [
+        ("label", ["neutral", "entailment"], "'neutral'"),
+        ("label", [1.0, 0.0], "1.0"),
+        ("label", [True, False], "True"),
+        ("premise", [7, 8], "7"),
+    ],
+)
+def test_columns_of_another_type_are_refused(tmp_path, column, values, shown):
+    columns = {"premise": ["a", "b"], "hypothesis": ["c", "d"], "label": [0, 2], column: values}
+    for split in ("train", "validation", "test"):
+        parquet.write_table(arrow.table(columns), tmp_path / f"{split}-00000-of-00001.parquet")
+    words = rf"column {column} of the train split of .* has the value {shown}\..*integers \(0 entailment, 1 neutral"
+    with pytest.raises(DataError, match=words):
+        SentencePairFolder(path=str(tmp_path)).load(tmp_path, seed=0)
+
+
 def test_batches_can_begin_at_any_step_and_go_through_everything(pairs):
     dataset = SentencePairFolder(path="pairs", length=12, vocabulary=120)
     task = TASKS["entailment"]().build(TaskSetup(dataset, pairs, dataset.info(pairs), 50, 0, CPU))

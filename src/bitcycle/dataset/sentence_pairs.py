@@ -29,6 +29,8 @@ from bitcycle.settings import MISSING, setting
 from bitcycle.shapes import SentencePairShape
 
 CLASSES = ("entailment", "neutral", "contradiction")
+COLUMNS = {"premise": str, "hypothesis": str, "label": int}
+"""Columns of a split and the types of their values."""
 SPLITS = ("train", "validation", "test")
 LANGUAGES = ("ar", "bg", "de", "el", "en", "es", "fr", "hi", "ru", "sw", "th", "tr", "ur", "vi", "zh")
 HUB = "facebook/xnli"
@@ -195,11 +197,17 @@ class SentencePairOptions(DatasetOptions):
         raise NotImplementedError
 
     def read_split(self, data_root: Path, split: str) -> list[tuple[str, str, int]]:
-        """All pairs of a split: premise, hypothesis and class number. Raises DataError if it lacks a column or a value."""
+        """All pairs of a split: premise, hypothesis and class number. Raises DataError if a column or a value is missing or has
+        another type."""
         table, origin = self.table(data_root, split)
-        pairs = [*zip(*columns(table, ("premise", "hypothesis", "label"), origin))]
+        pairs = [*zip(*columns(table, tuple(COLUMNS), origin))]
         if any(None in pair for pair in pairs):
             raise DataError(f"the {split} split of {origin} has pairs that lack a sentence or a label. Remove them.")
+        for place, (name, kind) in enumerate(COLUMNS.items()):
+            if wrong := [pair[place] for pair in pairs if type(pair[place]) is not kind]:
+                problem = f"column {name} of the {split} split of {origin} has the value {wrong[0]!r:.40}"
+                remedy = ", ".join(f"{number} {label}" for number, label in enumerate(CLASSES))
+                raise DataError(f"{problem}. Sentences must be texts, and labels integers ({remedy}).")
         return pairs
 
     def full_info(self, data_root: Path) -> DatasetInfo:

@@ -218,6 +218,29 @@ def test_files_of_ratings(tmp_path):
         Ratings(path="c.csv").info(tmp_path)
 
 
+@pytest.mark.parametrize(
+    ("rows", "words"),
+    [
+        ("1,2,5,10\n1,3,5,11\n,2,5,10\n,3,5,11\n", "column userId of .* lacks 2 values"),
+        ("1,a,5,10\n1,,5,11\n", "column movieId of .* lacks 1 values"),
+        ("1,2,5,10\n1,3,5,\n", "column timestamp of .* lacks 1 values"),
+        ("1,2,5,12/31/2023\n1,3,5,01/01/2024\n", "timestamp of .* has texts such as '12/31/2023'.*Give numbers"),
+    ],
+)
+def test_ratings_without_user_item_or_time_are_refused(tmp_path, rows, words):
+    (tmp_path / "a.csv").write_text(HEADER + rows)
+    with pytest.raises(DataError, match=words):
+        Ratings(path="a.csv").info(tmp_path)
+
+
+@pytest.mark.parametrize(
+    "times", [("9", "10"), ("2023-12-31", "2024-01-01"), ("2023-12-31 09:00:00", "2024-01-01 00:00:00")]
+)
+def test_times_are_numbers_or_dates(tmp_path, times):
+    (tmp_path / "a.csv").write_text(f"{HEADER}1,2,5,{times[1]}\n1,3,5,{times[0]}\n")
+    assert read_ratings(tmp_path / "a.csv").items.tolist() == [1, 0]
+
+
 def test_movielens_is_whole_or_refused(tmp_path, monkeypatch):
     def offline(*_, **__):
         raise URLError("no network")

@@ -212,7 +212,21 @@ def read_ratings(file: Path) -> Interactions:
     except UNREADABLE as error:
         remedy = f"Download it again; it should have the columns {', '.join(COLUMNS)}."
         raise DataError(f"cannot read {file}: {error}. {remedy}") from error
+    _check_columns(table, file)
     (user_ids, users), (item_ids, items) = (np.unique(table[name], return_inverse=True) for name in COLUMNS[:2])
     order = np.lexsort((table[COLUMNS[3]], users))  # stable: equal timestamps keep the order of the file
     shape = InteractionShape(len(user_ids), len(item_ids))
     return Interactions(torch.from_numpy(users[order]), torch.from_numpy(items[order]), shape)
+
+
+def _check_columns(table: Any, file: Path) -> None:
+    """Raise DataError if a value is missing, or if the timestamps are texts, which would be sorted by letters."""
+    from pandas.api.types import is_string_dtype
+
+    for name, column in table.items():
+        if lacking := int(column.isna().sum()):
+            raise DataError(f"column {name} of {file} lacks {lacking} values. Remove these rows.")
+    times = table[COLUMNS[3]]
+    if len(times) and is_string_dtype(times):
+        problem = f"column {COLUMNS[3]} of {file} has texts such as {times.iloc[0]!r}, whose order is not that of time"
+        raise DataError(f"{problem}. Give numbers, such as seconds, or dates as 2024-12-31 23:59:59, in all rows.")

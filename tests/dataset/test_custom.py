@@ -95,8 +95,17 @@ def test_parquet_splits_number_their_classes_alike(tmp_path):
             {"id": [0, 1, 2], "label": ["cat", "dog", "cat"]},
             "column label of .* has values of type string, not integers",
         ),
+        ({"label": [3, 1_000_000, 3]}, "column label of .* has the label 1000000, which is no class number"),
     ],
-    ids=["negative", "missing", "ambiguous", "no integers", "lists of integers", "names besides numbers"],
+    ids=[
+        "negative",
+        "missing",
+        "ambiguous",
+        "no integers",
+        "lists of integers",
+        "names besides numbers",
+        "identifiers",
+    ],
 )
 def test_parquet_labels_that_are_refused(tmp_path, columns, words):
     write(tmp_path / "train-0.parquet", **columns)

@@ -16,6 +16,8 @@ from bitcycle.errors import DataError
 
 TRAIN_FOLDERS, TEST_FOLDERS = ("train", "training"), ("test", "val", "valid", "validation", "testing")
 """Names of the folders of each split; the first with class folders counts."""
+MOST_CLASSES = 1_000_000
+"""Number from which labels without names are refused: a network has an output for each."""
 USUAL_LABELS = ("label", "labels", "fine_label")
 """Names of columns of labels; the first that has integers counts."""
 
@@ -112,7 +114,7 @@ def read_table(split: Any, origin: str, label_column: str | None = None) -> Enco
         raise DataError(f"{origin} has columns {table.column_names}; expected one of images (a struct with `bytes`)")
     column = _label_column(table.schema, label_column, origin)
     labels = _labels(table[column], column, origin)
-    names = tuple(getattr(split.features[column], "names", ())) or tuple(map(str, range(int(labels.max()) + 1)))
+    names = tuple(getattr(split.features[column], "names", ())) or _numbered(labels, column, origin)
     cells = table[image_column]
     images = [EncodedImage(f"row {row} of {origin}", partial(file_bytes, cells, row)) for row in range(len(labels))]
     return EncodedImages(images, labels, names)
@@ -143,6 +145,14 @@ def _labels(column: Any, name: str, origin: str) -> Tensor:
         problem = f"{int((labels < 0).sum())} negative labels, which often denote unlabelled images"
         raise DataError(f"column {name} of {origin} has {problem}; remove those rows, or set dataset.label_column")
     return labels
+
+
+def _numbered(labels: Tensor, name: str, origin: str) -> tuple[str, ...]:
+    """The numbers of all classes as their names. Raises DataError for numbers that can only be identifiers."""
+    if (highest := int(labels.max())) >= MOST_CLASSES:
+        problem = f"column {name} of {origin} has the label {highest}, which is no class number"
+        raise DataError(f"{problem}. Number the classes 0, 1, ..., or set dataset.label_column to another column.")
+    return tuple(map(str, range(highest + 1)))
 
 
 def both_splits(

@@ -53,6 +53,12 @@ def test_a_class_that_is_tested_only_is_refused(tmp_path):
         folder_options(tmp_path).load(tmp_path, seed=0)
 
 
+def test_every_class_is_trained_and_tested_whatever_the_fraction(tmp_path):
+    write_folders(tmp_path, {"cat": 2, "dog": 4})
+    train, test, _ = folder_options(tmp_path, test_fraction=0.9).load(tmp_path, seed=0)
+    assert (train.labels.tolist(), test.labels.tolist()) == ([0, 1], [0, 1, 1, 1])
+
+
 def test_a_single_class_is_refused(tmp_path):
     write_folders(tmp_path, {"cat": 3})
     with pytest.raises(DataError, match=r"single class \(cat\)"):

@@ -169,10 +169,10 @@ def both_splits(
 
 
 def hold_out(labels: Tensor, fraction: float) -> Tensor:
-    """Mask of held-out samples: a fraction of each class, at least one, fixed. Raises DataError for a class of one sample."""
+    """Mask of held-out samples: a fraction of each class, fixed, at least one and not all. Raises DataError for one sample."""
     sizes = dict(zip(*(column.tolist() for column in labels.unique(return_counts=True))))
     for label, size in sizes.items():
         if size < 2:
             raise DataError(f"class {label} has a single image; add another, or a test split")
-    counts = {label: max(1, round(fraction * size)) for label, size in sizes.items()}
+    counts = {label: min(max(1, round(fraction * size)), size - 1) for label, size in sizes.items()}
     return draw_of_classes(labels, counts, torch.Generator().manual_seed(0))

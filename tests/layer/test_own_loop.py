@@ -391,6 +391,26 @@ def test_a_schedule_that_is_told_nothing_is_noticed(caplog):
     assert caplog.text.count("schedule.observe") == 1
 
 
+@pytest.mark.parametrize(
+    ("name", "options"),
+    [
+        ("range_test", {}),
+    ],
+)
+def test_a_schedule_that_is_told_something_is_not_said_to_be_told_nothing(name, options, caplog):
+    model = bitcycle.quantize_model(signed_network(nn.ReLU), float_layers=[])
+    schedule = bitcycle.schedule(name, total_steps=9600, steps_per_epoch=2, **options)
+    if name == "range_test":
+        schedule.begin(0.1)
+    control = bitcycle.PrecisionController(model, schedule)
+    with caplog.at_level(logging.WARNING):
+        for step in range(40):
+            control.step(step)
+            if (step + 1) % schedule.observation_steps == 0:
+                schedule.observe(1.0, 0.1)
+    assert "schedule.observe" not in caplog.text
+
+
 def test_bits_that_the_quantizer_lacks_are_refused_before_training():
     """Training failed at step 370, where the schedule left the 1 to 4 bits of multibit."""
     model = bitcycle.quantize_model(nn.Sequential(nn.Linear(4, 4)), "multibit")

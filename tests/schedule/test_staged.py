@@ -101,6 +101,18 @@ def test_state_goes_on_where_it_was():
     assert second(999) == whole(999) == Precision(8, 8, 8)
 
 
+def test_saved_losses_stay_as_they_were_saved():
+    """Later observations once changed the losses of a state kept in memory, and so the scale of a run that went back to it."""
+    bound = schedule("pfq", total_steps=100, steps_per_epoch=1)
+    bound.observe(1.0, 0.5)
+    saved = bound.state_dict()
+    for _ in range(2):
+        bound.observe(3.0, 0.5)
+        assert bound.indicator.loss_scale == 2
+        bound.load_state_dict(saved)
+        assert bound.indicator.loss_scale == 1
+
+
 def test_manual_stages_are_equally_long_unless_told():
     equal = schedule("pfq_manual", total_steps=100)
     assert [(p.weight, p.gradient, n) for p, n in equal.run_lengths] == [(3, 6, 25), (4, 6, 25), (6, 8, 25), (8, 8, 25)]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import operator
 from collections import Counter
 from collections.abc import Sequence
@@ -259,13 +260,13 @@ class FeedbackSchedule(Schedule):
         raise NotImplementedError
 
     def state_dict(self) -> dict[str, Any]:
-        """State to save in a checkpoint."""
-        return {name: getattr(self.indicator, name) for name in self.indicator.saved}
+        """State to save in a checkpoint, which later observations do not change."""
+        return {name: copy.copy(getattr(self.indicator, name)) for name in self.indicator.saved}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Restore what `state_dict` returned."""
         for name, value in state.items():
-            setattr(self.indicator, name, value)
+            setattr(self.indicator, name, copy.copy(value))
 
 
 @dataclass(frozen=True)

@@ -395,6 +395,7 @@ def test_a_schedule_that_is_told_nothing_is_noticed(caplog):
     ("name", "options"),
     [
         ("range_test", {}),
+        ("pfq", {"stages": [4], "gradient_stages": [8]}),
     ],
 )
 def test_a_schedule_that_is_told_something_is_not_said_to_be_told_nothing(name, options, caplog):

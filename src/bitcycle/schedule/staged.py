@@ -197,6 +197,8 @@ class LossPlateauSchedule(FeedbackSchedule):
     def observe(self, loss: float, accuracy: float) -> None:
         if self.stage < self.last_stage:
             self.indicator.update(loss)
+        else:
+            self.indicator.epochs += 1  # by which a controller sees that losses arrive
 
 
 @dataclass(frozen=True)

@@ -331,6 +331,22 @@ def test_saved_counts_stay_as_they_were_saved():
     assert tally.since_last("training") == counts
 
 
+def test_choices_after_a_saved_state_are_dropped_with_it():
+    """Going back to a state kept in memory once counted the choices of the dropped steps, too."""
+    model, control = gated(resnet())
+
+    def train(step: int) -> None:
+        control.step(step, samples=6)
+        model(images())
+
+    train(0)
+    saved, cost = control.state_dict(), control.cost()
+    train(1)
+    control.load_state_dict(saved)
+    assert control.cost() == cost
+    assert sum(control.record.tallies[0].totals[0]) == 6
+
+
 def test_only_gated_blocks_lose_their_part_of_a_name():
     """A module called `block` below a module whose name ends like that of a gated block once lost it, too."""
 

@@ -228,6 +228,7 @@ class GateRecord:
         return {"tallies": [tally.state_dict() for tally in self.tallies]}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Restore what `state_dict` returned."""
-        for tally, saved in zip(self.tallies, state["tallies"]):
+        """Restore what `state_dict` returned; choices that have not been counted yet are dropped."""
+        for gates, tally, saved in zip(self.gates, self.tallies, state["tallies"]):
+            gates.take()
             tally.load_state_dict(saved)

@@ -22,7 +22,7 @@ from bitcycle.quantizer import Sbm
 from bitcycle.schedule.gated import OPTION_LISTS
 from bitcycle.settings import SettingError
 from bitcycle.shapes import ImageShape
-from tests.gate_cases import SHAPE, force, gated, images, resnet
+from tests.gate_cases import DETERMINISTIC, SHAPE, force, gated, images, resnet
 
 PAPER = OPTION_LISTS["paper_resnet"]
 
@@ -272,6 +272,24 @@ def test_bits_outside_the_schedule_switch_the_gates_off():
         assert model.gates.active is False
         control.use(control.precision)
     assert model.gates.active is True
+
+
+def test_training_at_bits_outside_the_schedule_costs_them_in_the_blocks_too():
+    """Blocks whose gates did not choose once cost nothing."""
+    schedule = bitcycle.schedule("dfq", total_steps=2)
+    model = bitcycle.quantize_model(resnet(), DETERMINISTIC, schedule=schedule)
+    control = bitcycle.PrecisionController(model, schedule)
+    control.step(0)
+    control.use((8, 8, 8))
+    model(images())
+    workload = trace(model, images())
+    expected = BitOps().cost(workload, {Precision(8, 8, 8): 6}, schedule.reference)
+    assert control.cost() == expected
+    assert expected.relative_to_static == 1
+    control.step(1)
+    model(images())
+    assert control.cost().relative_to_static < 1
+    assert control.cost().samples == 12
 
 
 def test_networks_without_blocks_or_with_wrong_ones_are_refused():

@@ -292,8 +292,9 @@ class PrecisionController:
             self._has_noticed = True
             logger.warning("%s; for other counts, use a new controller from that step on", change)
         if not self._samples_given and self._first.counts(part):
-            samples = samples_of(arguments, keywords, self.batch_dimension)
-            self._meter.add(self._used or self.precision, samples * distributed.world_size())
+            samples = samples_of(arguments, keywords, self.batch_dimension) * distributed.world_size()
+            self._meter.add(self._used or self.precision, samples)
+            self._record.count_without_choice(self._meter, self._used or self.precision, samples)
 
     def _trace(
         self,

@@ -201,6 +201,12 @@ class GateRecord:
             for operation, precision, samples in gates.choices.operations(counts):
                 meter.add(precision, samples, operation)
 
+    def count_without_choice(self, meter: CostMeter, precision: Precision, samples: int) -> None:
+        """Count samples of blocks whose gates do not choose, all of which have these bits."""
+        blocks = (block for gates in self.gates if not gates.active for block in gates.choices.blocks)
+        for name in (name for block in blocks for name in (block.module, block.shortcut) if name):
+            meter.add(precision, samples, name)
+
     def training_values(self) -> dict[str, Any]:
         """Values to log with the training loss: `cp` of the steps since the last call, and its target."""
         values: dict[str, Any] = {}

@@ -365,6 +365,20 @@ def test_choices_after_a_saved_state_are_dropped_with_it():
     assert sum(control.record.tallies[0].totals[0]) == 6
 
 
+def test_choices_are_counted_where_samples_are():
+    """Passes before the first step and without gradients once counted in the blocks only, and cost() stopped."""
+    schedule = bitcycle.schedule("dfq", total_steps=1)
+    model = bitcycle.quantize_model(resnet(), DETERMINISTIC, schedule=schedule)
+    control = bitcycle.PrecisionController(model, schedule)
+    model(images())
+    control.step(0)
+    model(images())
+    with torch.no_grad():
+        model(images())
+    assert control.cost().samples == 6
+    assert [sum(row) for row in control.record.tallies[0].totals] == [6, 6, 6]
+
+
 def test_only_gated_blocks_lose_their_part_of_a_name():
     """A module called `block` below a module whose name ends like that of a gated block once lost it, too."""
 

@@ -128,6 +128,8 @@ class PrecisionController:
         precision = self.schedule(t)
         self._uncounted_steps += self._awaits_batch
         self._awaits_batch = samples == 0
+        if self.precision is None:
+            self._record.forget()
         if precision != self.precision:
             self._check(precision)
         if self._feedback is not None:

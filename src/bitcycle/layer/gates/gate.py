@@ -98,7 +98,7 @@ class Gates(nn.Module):
         logits = self.projections[0](self._memory[0]).masked_fill(~self.available[index], -torch.inf)
         mask: Tensor = straight_through(_one_hot, logits.softmax(1))
         if self.training:
-            if self.counting:
+            if self.counting and torch.is_grad_enabled():
                 self.chosen[index] += mask.detach().sum(0).to(torch.int64)
             self._samples, cost = len(mask), (mask * self.option_costs[index]).sum()
             self._cost = cost if self._cost is None else self._cost + cost
@@ -171,6 +171,11 @@ class GateRecord:
             gates.option_costs.copy_(torch.tensor(costs.table))
             gates.reference = costs.reference
 
+    def forget(self) -> None:
+        """Drop the choices that have not been counted yet, such as those before the first step."""
+        for gates in self.gates:
+            gates.chosen.zero_()
+
     def begin_step(self, target: float | None) -> None:
         """Activate the gates with a target cost of `target` percent of float32 (None: no target)."""
         self.target = target
@@ -235,6 +240,6 @@ class GateRecord:
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Restore what `state_dict` returned; choices that have not been counted yet are dropped."""
-        for gates, tally, saved in zip(self.gates, self.tallies, state["tallies"]):
-            gates.take()
+        self.forget()
+        for tally, saved in zip(self.tallies, state["tallies"]):
             tally.load_state_dict(saved)

@@ -292,6 +292,41 @@ def test_training_at_bits_outside_the_schedule_costs_them_in_the_blocks_too():
     assert control.cost().samples == 12
 
 
+@pytest.mark.parametrize("reentrant", [False, True])
+@pytest.mark.parametrize("inside", [False, True])
+def test_gated_blocks_are_not_checkpointed(inside, reentrant):
+    """The second forward pass once had other choices, or other bits inside a block: wrong gradients and counts."""
+    from torch.utils.checkpoint import checkpoint
+
+    class Block(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.conv = nn.Conv2d(12, 12, 3, padding=1)
+
+        def forward(self, x):
+            return F.relu(checkpoint(self.conv, x, use_reentrant=reentrant) if inside else self.conv(x))
+
+    class Checkpointed(Own):
+        def __init__(self):
+            super().__init__()
+            self.stem, self.first, self.second = nn.Conv2d(3, 12, 3, padding=1), Block(), Block()
+
+        def forward(self, x):
+            x = F.relu(self.stem(x))
+            for block in (self.first, self.second):
+                x = block(x) if inside else checkpoint(block, x, use_reentrant=reentrant)
+            return self.head(x.mean((2, 3)))
+
+    schedule = bitcycle.schedule("dfq", total_steps=1)
+    model = bitcycle.quantize_model(Checkpointed(), schedule=schedule)
+    control = bitcycle.PrecisionController(model, schedule)
+    control.step(0)
+    with pytest.raises(SettingError, match=r"schedule=dfq: chooses bits of 'second'.* without checkpointing"):
+        model(images()).sum().backward()
+    control.use((8, 8, 8))
+    model(images()).sum().backward()
+
+
 def test_networks_without_blocks_or_with_wrong_ones_are_refused():
     schedule = bitcycle.schedule("dfq", total_steps=1)
     with pytest.raises(SettingError, match=r"names no blocks.*model=resnet20"):

@@ -12,6 +12,7 @@ import functools
 import itertools
 from collections.abc import Iterator
 from contextlib import contextmanager
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -24,6 +25,7 @@ from bitcycle.layer.products.quantized import QuantizedLayer
 from bitcycle.layer.products.quantized_product import QuantizedProduct
 from bitcycle.layer.state import PrecisionState
 from bitcycle.layer.twin import modules_of
+from bitcycle.quantizer.autograd import is_recomputation
 from bitcycle.schedule import Dfq
 from bitcycle.settings import SettingError
 
@@ -56,6 +58,15 @@ class GatedBlock(nn.Module):
         self._shortcut = (getattr(block, shortcut_name(block), None),)
         self._layers = tuple(product for product in modules_of(block, QuantizedProduct) if not product.precision.fixed)
         self.samples_are_independent = _samples_are_independent(block)
+        for layer in self._layers:
+            layer.register_forward_pre_hook(self._refuse_recomputation)
+
+    def _refuse_recomputation(self, *_: Any) -> None:
+        """Raise SettingError in activation checkpointing, whose second forward pass has lost the gate's choice and its bits."""
+        gates = self._gates[0]
+        if gates.active and is_recomputation():
+            problem = f"chooses bits of {gates.choices.blocks[self.index].name!r}, which activation checkpointing computes again"
+            raise SettingError("schedule", gates.options.name, problem, "train the gated blocks without checkpointing")
 
     def forward(self, x: Tensor) -> Tensor:
         gates = self._gates[0]

@@ -8,6 +8,8 @@ import torch.distributed as dist
 from torch import nn
 
 import bitcycle
+from bitcycle import distributed
+from tests.gate_cases import images, resnet
 
 
 def _train(rank: int, port: int, folder: str) -> None:
@@ -35,3 +37,18 @@ def test_two_processes_know_the_cost_of_both(tmp_path):
     # 2 steps of 2 x 3 samples; forward, weight gradient, and the error product of the second layer, at 8 x 8 bits
     expected = 2 * 2 * 3 * (2 * 16 + 3 * 8) * 64 / 1e9
     assert found[0][0] == found[1][0] == pytest.approx(expected)
+
+
+def test_gates_count_the_samples_of_all_processes(monkeypatch):
+    """Those of other processes once counted as if they had skipped every block."""
+    costs = []
+    for processes in (1, 2):
+        monkeypatch.setattr(distributed, "world_size", lambda processes=processes: processes)
+        schedule = bitcycle.schedule("dfq", total_steps=1)
+        model = bitcycle.quantize_model(resnet(), schedule=schedule)
+        control = bitcycle.PrecisionController(model, schedule, rank=0)
+        control.step(0)
+        model(images())
+        costs.append(control.cost())
+    assert costs[1].samples == 2 * costs[0].samples
+    assert costs[1].relative_to_static == costs[0].relative_to_static

@@ -42,7 +42,8 @@ class PrecisionController:
 
     Costs depend on the shapes of the model's products, which are traced from the first training batch. The number of samples of a
     step is passed to `step`; otherwise samples are counted in the model's training-mode forward passes with gradients, which
-    suffices for a plain loop. With several processes, which are taken to have batches of the same size, the samples of all count.
+    suffices for a plain loop. With several processes, which are taken to have batches of the same size (and gates that choose
+    alike), the samples of all count.
     If training calls not the model but its parts (in Lightning, or of a ModuleDict), the samples are those of the part that is
     called first, and the products those of all calls of the first step.
 

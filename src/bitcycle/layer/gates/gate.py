@@ -24,6 +24,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from bitcycle import distributed
 from bitcycle.hardware import CostMeter, Workload
 from bitcycle.layer.gates.choices import BlockCosts, Choices, Tally
 from bitcycle.layer.state import PrecisionState
@@ -199,12 +200,13 @@ class GateRecord:
             gates.counting = counting
 
     def count(self, meter: CostMeter) -> None:
-        """Fetch and count the choices since the last call; synchronises with the device."""
+        """Fetch and count the choices since the last call; synchronises with the device. The gates of other processes are taken
+        to choose as this one's."""
         for gates, tally in zip(self.gates, self.tallies):
             counts = gates.take()
             tally.add(counts)
             for operation, precision, samples in gates.choices.operations(counts):
-                meter.add(precision, samples, operation)
+                meter.add(precision, samples * distributed.world_size(), operation)
 
     def count_without_choice(self, meter: CostMeter, precision: Precision, samples: int) -> None:
         """Count samples of blocks whose gates do not choose, all of which have these bits."""

@@ -327,6 +327,24 @@ def test_gated_blocks_are_not_checkpointed(inside, reentrant):
     model(images()).sum().backward()
 
 
+@pytest.mark.parametrize("backward", ["all", "chosen"])
+def test_a_block_that_pools_is_not_skipped(backward):
+    """Its skip once stopped with PyTorch's error about the sizes of two tensors."""
+
+    def train(options) -> torch.Tensor:
+        model = Own()
+        model.first.append(nn.MaxPool2d(2))
+        schedule = bitcycle.schedule("dfq", total_steps=1, options=options, backward=backward)
+        model = bitcycle.quantize_model(model, schedule=schedule)
+        bitcycle.PrecisionController(model, schedule).step(0)
+        return model(images())
+
+    changes = r"changes its input from \[6, 8, 16, 16\] to \[6, 8, 8, 8\]"
+    with pytest.raises(SettingError, match=rf"block_names=first: {changes}.*without \[0,0\]"):
+        train([[0, 0], [4, 8]])
+    assert train([[3, 6], [4, 8]]).shape == (6, 10)
+
+
 def test_networks_without_blocks_or_with_wrong_ones_are_refused():
     schedule = bitcycle.schedule("dfq", total_steps=1)
     with pytest.raises(SettingError, match=r"names no blocks.*model=resnet20"):

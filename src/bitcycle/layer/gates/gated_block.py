@@ -168,7 +168,19 @@ class GatedBlock(nn.Module):
             return x
         wanted = mask.detach() if mask is not None and self._gates[0].options.remask_gradient else None
         with self._at(self._state(option), wanted):
-            return self._shortcut[0](x) if skips else self.block(x)  # type: ignore[misc]
+            y: Tensor = self._shortcut[0](x) if skips else self.block(x)  # type: ignore[misc]
+        self._check_skip(x, y)
+        return y
+
+    def _check_skip(self, x: Tensor, y: Tensor) -> None:
+        """Raise SettingError if the input is to replace an output of another shape, as of a block that pools."""
+        block, choices = self._gates[0].choices.blocks[self.index], self._gates[0].choices
+        if x.shape != y.shape and block.can_skip and not block.shortcut and None in choices.precisions:
+            problem = (
+                f"changes its input from {list(x.shape)} to {list(y.shape)} without a shortcut, and cannot be skipped"
+            )
+            remedy = "choose schedule.options without [0,0], or give the block a submodule `shortcut`"
+            raise SettingError("block_names", block.name, problem, remedy)
 
     @contextmanager
     def _at(self, state: PrecisionState, mask: Tensor | None) -> Iterator[None]:

@@ -54,10 +54,11 @@ class FinishedRun:
     def make_float(self) -> None:
         """Replace the weights by their quantized values at `precision` and disable all quantizers."""
         carry_quantized(self.model)
-        self._use(Precision(FLOAT, FLOAT, FLOAT))
+        self._use(Precision(FLOAT, FLOAT, FLOAT), choose=False)
 
-    def _use(self, precision: Precision) -> None:
-        PrecisionController(self.model, self.plan.schedule, workload=self.plan.workload).use(precision)
+    def _use(self, precision: Precision, choose: bool) -> None:
+        controller = PrecisionController(self.model, self.plan.schedule, workload=self.plan.workload)
+        controller.use(precision, choose=choose)
 
 
 def read_run_config(folder: RunFolder, data_root: str | None = None) -> RunConfig:
@@ -115,7 +116,7 @@ def load_run(path: str | Path, data_root: str | None = None, phase: int | None =
         weights, precision = _result_of_phase(folder, summary.get("phases") or [], phase)
         model.load_state_dict(weights)
     run = FinishedRun(folder, plan, model.eval(), precision)
-    run._use(precision)  # also for float: a new model has another precision
+    run._use(precision, choose=True)  # also for float: a new model has another precision, and its gates are off
     return run
 
 

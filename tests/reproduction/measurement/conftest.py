@@ -28,6 +28,15 @@ def trained(tmp_path_factory):
 
 
 @pytest.fixture(scope="package")
+def gated(tmp_path_factory):
+    """A finished run whose gates choose the bits."""
+    root = tmp_path_factory.mktemp("gated")
+    made = plan(*SMALL, "schedule=dfq", "training.steps=8", f"results_root={root}/runs")
+    execute(made)
+    return made
+
+
+@pytest.fixture(scope="package")
 def phased(tmp_path_factory):
     """Finished runs of HLHLp and of fine-tuning."""
     root = tmp_path_factory.mktemp("phased")

@@ -25,6 +25,14 @@ def test_a_loaded_run_gives_configuration_and_metrics(trained):
     assert run.metrics == read_records(trained.folder.metrics) and run.metrics[0]["step"] == 4
 
 
+def test_the_gates_of_a_loaded_run_choose_as_in_its_last_evaluation(gated):
+    """They were off, so that all blocks had the highest bits."""
+    surface = Surface(points=3, split="test", samples=None)
+    surface.prepare([load_run(gated.folder.path)], CPU)
+    last = [record for record in read_records(gated.folder.metrics) if record["kind"] == "evaluation"][-1]
+    assert float(surface.rows(1)[1]["loss"]) == pytest.approx(last["test_loss"], rel=1e-5)
+
+
 # Directions
 
 

@@ -118,6 +118,14 @@ def test_sharpness_of_a_diagonal_quadratic_is_at_the_outer_corner(terms, epsilon
     assert found.sharpness == pytest.approx(100 * (corner - found.loss) / (1 + found.loss), rel=1e-5, abs=1e-6)
 
 
+def test_sharpness_of_a_gated_network_leaves_out_its_gates(gated):
+    """The gates are off in the float network; it ended with an error of PyTorch."""
+    names = dict(load_run(gated.folder.path).model.named_parameters())
+    facts = job(Sharpness(epsilons=[1e-3], iterations=1, samples=16), gated).run().header["facts"]
+    weights = sum(value.numel() for name, value in names.items() if not name.startswith("gates."))
+    assert facts["weights"] == weights < sum(value.numel() for value in names.values())
+
+
 def test_sharpness_of_a_network(phased):
     result = job(Sharpness(epsilons=[1e-2, 1e-4], iterations=3, samples=60), phased[0]).run()
     wide, narrow = result.numbers("sharpness_percent")

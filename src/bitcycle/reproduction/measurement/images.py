@@ -44,6 +44,14 @@ class Measurement:
         loss, errors = (sums / len(self.images)).tolist()
         return loss, 100 * errors
 
+    def influential(self, model: nn.Module) -> list[nn.Parameter]:
+        """The trained parameters on which the loss depends, as it does not on those of gates that are off."""
+        trained = [parameter for parameter in model.parameters() if parameter.requires_grad]
+        batch = next(iter(self.batches))
+        loss = F.cross_entropy(model(batch.inputs), batch.targets)
+        slopes = torch.autograd.grad(loss, trained, allow_unused=True)
+        return [parameter for parameter, slope in zip(trained, slopes, strict=True) if slope is not None]
+
     def loss_and_gradient(self, model: nn.Module, parameters: list[nn.Parameter]) -> tuple[float, list[Tensor]]:
         """Mean cross-entropy and its gradient with respect to some parameters."""
         total, gradients = 0.0, [torch.zeros_like(parameter) for parameter in parameters]

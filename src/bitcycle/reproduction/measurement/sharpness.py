@@ -5,8 +5,9 @@
 f is the mean cross-entropy on training images without augmentation. A is the identity or, with `subspace=P`, a matrix
 with P columns of independent normal numbers; A^+ is its pseudo-inverse. The maximum is approximated with 10 iterations
 of L-BFGS-B from y = 0 or, if the gradient vanishes there, from a random y in a box of a thousandth of the size.
-Batch-norm statistics are kept. w are the quantized weights, and w + A y is not quantized. The implementation expresses
-y in units of r and scales f, which affects the path of L-BFGS-B but not the maximum.
+Batch-norm statistics are kept. w are the quantized weights, and w + A y is not quantized; the gates of DFQ are off and
+no part of w. The implementation expresses y in units of r and scales f, which affects the path of L-BFGS-B but not the
+maximum.
 
 Source: Keskar et al. 2017, metric 2.1 and its settings (eps 1e-3 and 5e-4, 10 iterations, full space and 100 dimensions), which
 HLHLp applies in its appendix H, whose text is not available. Difference: only `samples` images are used.
@@ -57,7 +58,7 @@ class Sharpness(Analysis):
         self.measure = Measurement(run, "train", self.samples, device)
         run.make_float()
         self.model = channels_last(run.model, device)
-        self.parameters = [parameter for parameter in self.model.parameters() if parameter.requires_grad]
+        self.parameters = self.measure.influential(self.model)
         self.weights = flatten(self.parameters).double()
         return len(self.epsilons), run.subject | {"samples": len(self.measure.images), "weights": len(self.weights)}
 

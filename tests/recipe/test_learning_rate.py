@@ -58,6 +58,13 @@ def test_cyclic_restarts_where_doubled_cycles_end():
         assert rates[start + steps - 1] == pytest.approx(0.05 * (1 + math.cos(math.pi * (1 - 1 / steps))))
 
 
+@pytest.mark.parametrize(("warmup", "steps", "first"), [(0.07, 100, 7), (0.14, 6000, 840), (0.00625, 2000, 13)])
+def test_the_warm_up_ends_at_its_fraction_of_the_run(warmup, steps, first):
+    """0.07 of 100 steps were 8 steps, as 0.07 * 100 is slightly more than 7."""
+    options = LearningRateOptions(name="constant", warmup=warmup)
+    assert [options.rate(step, steps) for step in (first - 1, first)] == [0.01, 0.1]
+
+
 def test_cyclic_options():
     equal = LearningRateOptions(name="cyclic", cycles=2, cycle_growth=1, cycle_end_factor=0.5, delay=0.5, initial=1.0)
     assert [equal.rate(step, 16) for step in range(16)] == pytest.approx(

@@ -100,7 +100,7 @@ class LearningRateOptions(Settings):
 
     def rate(self, step: int, total_steps: int, epoch_steps: int | None = None) -> float:
         """The learning rate at `step`, counted from 0, of a run of `total_steps` with `epoch_steps` per epoch."""
-        if step < self.warmup * total_steps:
+        if step / total_steps < self.warmup:  # as for milestones; 0.07 * 100 is more than 7
             risen = step / (self.warmup * total_steps)
             return self.initial * risen if self.warmup_shape == "linear" else self.warmup_rate
         held = round(self.delay * total_steps)

@@ -28,7 +28,7 @@ from bitcycle.task import TASKS, TaskOptions
 SCALES = ("paper", "mini", "smoke")
 """Sizes of an experiment, each a file of conf/scale."""
 VALIDATION_SHARE = 0.1
-"""Default fraction of training images held out for schedules that choose by validation (our choice)."""
+"""Default fraction of training data held out if something is chosen by validation (our choice)."""
 
 
 @dataclasses.dataclass
@@ -74,11 +74,15 @@ class RunConfig(Settings):
             remedy = "use training.compute=simulate, or schedule.backward=all"
             raise SettingError("schedule.backward", "chosen", problem, remedy)
         share, by_plateau = self.dataset.validation, self.training.learning_rate.name == "plateau"
-        if share or self.dataset.has_validation or not (schedule.chooses or by_plateau):
+        by_patience = self.training.weight_averaging.patience is not None
+        if share or self.dataset.has_validation or not (schedule.chooses or by_plateau or by_patience):
             return
         if share == 0:
             problem = f"schedule={schedule.name} chooses starting weights by validation"
             remedy = f"set dataset.validation={VALIDATION_SHARE:g}, or set all of schedule.start_from to previous"
+            if by_patience:
+                problem = "weight_averaging.patience needs validation data"
+                remedy = "hold out validation data, or set weight_averaging.start instead"
             if by_plateau:
                 problem = "learning_rate.name=plateau needs validation data"
                 remedy = "hold out validation data, or choose another"

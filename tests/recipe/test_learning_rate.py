@@ -174,6 +174,14 @@ def test_plateau_needs_validation(digits):
         digits("training.learning_rate.name=plateau", "dataset.validation=0")
 
 
+def test_patient_weight_averaging_needs_validation(digits):
+    """Without validation data it silently never began."""
+    assert digits("training.weight_averaging.patience=5").config.dataset.validation == 0.1
+    assert digits("training.weight_averaging.start=0.5").config.dataset.validation is None
+    with pytest.raises(SettingError, match=r"patience needs validation data.*start instead"):
+        digits("training.weight_averaging.patience=5", "dataset.validation=0")
+
+
 @pytest.mark.parametrize(("cycles", "steps"), [(2000, 64_000), (7, 60)])
 def test_cycles_shorter_than_a_step_are_refused(cycles, steps):
     with pytest.raises(SettingError, match=f"cycles={cycles}: the first cycle would be shorter than one of {steps}"):

@@ -61,6 +61,13 @@ def test_gpus_are_dealt_out_in_turn(script):
     assert set(LocalPool(4, gpus=2).run([script(f"import time; time.sleep(1); {code}")] * 4)) == {10, 11}
 
 
+def test_gpus_are_dealt_out_among_the_visible_ones(script, monkeypatch):
+    """With CUDA_VISIBLE_DEVICES=2,3, runs were started on the GPUs 0 and 1, which others may use."""
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "2,3")
+    code = "import os; raise SystemExit(10 + int(os.environ['CUDA_VISIBLE_DEVICES']))"
+    assert set(LocalPool(2, gpus=2).run([script(f"import time; time.sleep(1); {code}")] * 2)) == {12, 13}
+
+
 def test_what_another_process_begins_at_the_same_moment_comes_last(tmp_path, script):
     """It was called failed, and the sweep ended with 1 although every run was trained."""
     code = (

@@ -132,8 +132,19 @@ class LocalPool:
     def _environment(self, slot: int) -> dict[str, str]:
         """Environment variables that assign a GPU or CPU threads to a run."""
         if self.gpus:
-            return dict.fromkeys(("CUDA_VISIBLE_DEVICES", "ZE_AFFINITY_MASK"), str(slot % self.gpus))
+            number = slot % self.gpus
+            return {name: _nth_visible(name, number) for name in ("CUDA_VISIBLE_DEVICES", "ZE_AFFINITY_MASK")}
         return share_of(self.workers)
+
+
+def _nth_visible(variable: str, number: int) -> str:
+    """The GPU `number`, counted among those that an environment variable leaves visible, as this variable names it.
+
+    >>> _nth_visible("UNSET", 1)
+    '1'
+    """
+    listed = [name.strip() for name in os.environ.get(variable, "").split(",") if name.strip()]
+    return listed[number] if number < len(listed) else str(number)
 
 
 def _stop(processes: Sequence[BaseProcess], number: int) -> None:

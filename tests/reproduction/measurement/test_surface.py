@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 import torch
 
+from bitcycle.errors import RunError
 from bitcycle.files import read_records
 from bitcycle.reproduction.measurement.artifacts import read_result
 from bitcycle.reproduction.measurement.job import Job, TrainedNetwork, run_command
@@ -31,6 +32,19 @@ def test_the_gates_of_a_loaded_run_choose_as_in_its_last_evaluation(gated):
     surface.prepare([load_run(gated.folder.path)], CPU)
     last = [record for record in read_records(gated.folder.metrics) if record["kind"] == "evaluation"][-1]
     assert float(surface.rows(1)[1]["loss"]) == pytest.approx(last["test_loss"], rel=1e-5)
+
+
+def test_weights_of_the_checkpoint_before_the_last_are_refused(trained, tmp_path):
+    """They were measured, with a warning, as if they were those of the end."""
+    folder = RunFolder(tmp_path / "seed=0")
+    shutil.copytree(trained.folder.path, folder.path)
+    state = folder.checkpoint.load()
+    folder.checkpoint.save({**state, "step": state["step"] - 1})
+    folder.checkpoint.save(state)
+    load_run(folder.path)
+    folder.checkpoint.last.write_bytes(b"damaged, and longer than its checksum")
+    with pytest.raises(RunError, match=r"last checkpoint in .* is damaged"):
+        load_run(folder.path)
 
 
 # Directions

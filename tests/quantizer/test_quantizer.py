@@ -246,3 +246,28 @@ def test_tensors_without_elements_or_dimensions_and_halves_keep_their_shape_and_
     bits = max((bits for bits in quantizer_options(quantizer).bits(role) if bits <= 8), default=32)
     y = bitcycle.quantize(x, bits, quantizer, role)
     assert y.shape == x.shape and y.dtype == x.dtype and y.isfinite().all()
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize(("name", "bits", "top"), [("dorefa", 4, 1), ("uniform_l2", 8, 9), ("pact_binary", 1, 3)])
+def test_second_derivatives_reach_through_clipped_activations(name, bits, top, dtype):
+    """A penalty on gradients got none from what precedes or follows a clipping quantizer, without an error."""
+    quantizer, number = quantizer_options(name).activation(compile=False), torch.tensor(bits)
+    x = torch.tensor([[0.4, -1.0, 0.9, 9.0]], dtype=dtype, requires_grad=True)
+    factor = torch.tensor([[1.0, 2.0, -3.0, 4.0]], dtype=dtype, requires_grad=True)
+    quantizer.prepare(x.detach().clamp_min(0), bits)
+    (gradient,) = torch.autograd.grad((quantizer(x, number) * factor).sum(), x, create_graph=True)
+    gradient.square().sum().backward()
+    assert torch.equal(factor.grad, 2 * factor.detach() * ((x >= 0) & (x <= top)))
+
+
+def test_second_derivatives_reach_through_the_weights_of_dorefa():
+    """The gradient of a penalty is that of the published gradient, by finite differences."""
+    quantizer, generator = quantizer_options("dorefa").weight(compile=False), torch.Generator().manual_seed(0)
+    weight, factor = torch.randn(2, 3, 4, dtype=torch.float64, generator=generator).unbind()
+
+    def gradient_at(w: torch.Tensor, f: torch.Tensor) -> torch.Tensor:
+        y = (quantizer(w, torch.tensor(4)) * f).sum()
+        return torch.autograd.grad(y, w, create_graph=True)[0].square().sum()
+
+    assert torch.autograd.gradcheck(gradient_at, (weight.requires_grad_(), factor.requires_grad_()))

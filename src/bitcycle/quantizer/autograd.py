@@ -82,6 +82,11 @@ def is_recomputation() -> bool:
     return not torch.compiler.is_compiling() and torch._C._current_graph_task_id() != NO_BACKWARD_PASS
 
 
+def is_differentiated_backward() -> bool:
+    """Whether this is the backward pass of `create_graph`, in which a custom gradient must keep the graph of dL/dy."""
+    return torch.is_grad_enabled() and is_recomputation()
+
+
 def twice_differentiable(function: Callable[..., Tensor]) -> Callable[..., Tensor]:
     """function(gradient, *arguments), straight-through if the backward pass is itself differentiated (create_graph). Any
     shape."""

@@ -1,11 +1,14 @@
 """Views of tensors as flat vectors or as rows, in channels-last order, without copying channels-last tensors.
 
 The views are detached: quantizers define their own gradients, and compiled kernels would otherwise be recompiled for views of
-different bases. Half-precision tensors are copied to float32, in which all quantizers compute.
+different bases. Only in a backward pass that is itself differentiated does a gradient keep its graph. Half-precision tensors are
+copied to float32, in which all quantizers compute.
 """
 
 import torch
 from torch import Tensor
+
+from bitcycle.quantizer.autograd import is_differentiated_backward
 
 HALF = (torch.float16, torch.bfloat16)
 
@@ -38,5 +41,7 @@ def samples(x: Tensor) -> Tensor:
 
 
 def computable(view: Tensor) -> Tensor:
-    """A detached view, as a float32 copy if it is in half precision. Any shape, kept."""
-    return view.detach().float() if view.dtype in HALF else view.detach()
+    """A detached view (attached in a backward pass that is differentiated), as a float32 copy if it is in half precision. Any
+    shape, kept."""
+    x = view if is_differentiated_backward() else view.detach()
+    return x.float() if x.dtype in HALF else x

@@ -350,3 +350,17 @@ def test_other_bits_at_each_step_compile_nothing_anew():
         counts.append(counters["stats"]["unique_graphs"] + Kernel.compilations)
     assert counts[0] > 0
     assert counts[-1] == counts[0]
+
+
+@pytest.mark.parametrize("kind", ["convolution", "linear"])
+def test_nan_stays_visible_in_evaluation(kind):
+    """It became the lowest code of the running range, so that a network with NaN inputs gave finite outputs."""
+    plain, shape = (nn.Conv2d(4, 8, 3), (2, 4, 6, 6)) if kind == "convolution" else (nn.Linear(4, 8), (6, 4))
+    model = bitcycle.quantize_model(nn.Sequential(plain), float_layers=[], compute="codes")
+    x, layer = torch.randn(shape, generator=torch.Generator().manual_seed(0)), model[0]
+    model(x)
+    model.eval()
+    bias = layer.quantized_bias()
+    assert layer.computation(x, bias, layer.call_key()).isfinite().all()
+    x.view(-1)[0] = torch.nan
+    assert layer.computation(x, bias, layer.call_key())[0].isnan().any()

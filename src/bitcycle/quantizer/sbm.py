@@ -165,6 +165,11 @@ class SbmActivation(TensorQuantizer):
         super()._load_from_state_dict(state_dict, prefix, *arguments)
         self.is_observed |= bool(state_dict.get(f"{prefix}running_range", torch.zeros(())) != 0)
 
+    def range_of_codes(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        """Zero point and range of the codes of x in evaluation; the range is NaN if x has a NaN, for which there is no code."""
+        zero_point, value_range = self.evaluation_range()
+        return zero_point, torch.where(x.isnan().any(), torch.nan, value_range)
+
     def ranges(self) -> tuple[Tensor, Tensor]:
         """Zero point and range that an operator reads and updates in training; copies if they must not change."""
         if not self.training:
@@ -193,7 +198,7 @@ class SbmActivation(TensorQuantizer):
 
     def encode(self, x: Tensor, bits: Tensor) -> Codes:
         if not self.training:
-            zero_point, value_range = self.evaluation_range()
+            zero_point, value_range = self.range_of_codes(x)
             zero_point = zero_point.clone()  # the copy saved for the backward pass must not change with the observer
             integers, scale = kernel(codes.encode_in_range, self.compile_kernel)(flat(x), zero_point, value_range, bits)
             return Codes(shaped(integers, like=x), scale, zero_point)

@@ -134,9 +134,10 @@ class CodeConvolution(CodeProduct):
         activation = cast("SbmActivation", layer.activation_quantizer)
         if activation.training:
             activation.record(state.activation_bits)
+        ranges = activation.ranges() if activation.training else activation.range_of_codes(x)
         return functions.convolve_codes(
             *(x, layer.weight, bias, state.weight_bits, state.activation_bits, state.gradient_bits),
-            *(state.step_key, key, *activation.ranges()),
+            *(state.step_key, key, *ranges),
             *(activation.momentum, activation.training, layer.gradient_quantizer.stochastic),
             *(layer.stride[0], layer.padding[0]),
         )

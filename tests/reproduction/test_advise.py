@@ -181,6 +181,17 @@ def test_a_few_longer_runs_do_not_hide_the_evidence(summary):
     assert "2000 steps" in name and found[Candidate("RTH", 3, 8, 8)]["n"] == 5
 
 
+def test_runs_that_recorded_a_setting_removed_since_are_of_the_same_group(summary):
+    """Runs of two versions were two groups, and the seeds of the newer one hid settings that only the older one had."""
+    rows, wanted = evidence.recorded_runs(summary, "sbm")[0], {Candidate("RTH", 3, 8, 8), Candidate("LR", 3, 8, 8)}
+    older = [one | {"seed": f"{int(one['seed']) + 50}"} for one in rows if one["schedule"] != "LR"]
+    for one in older:
+        recorded = json.loads(one["settings"])
+        one["settings"] = json.dumps(recorded | {"quantizer": recorded["quantizer"] | {"removed": "code"}})
+    found = evidence.choose_group([*rows, *older], wanted, 8)[1]
+    assert found[Candidate("RTH", 3, 8, 8)]["n"] == 10 and found[Candidate("LR", 3, 8, 8)]["n"] == 1
+
+
 def test_the_board_of_this_repository_is_evidence():
     """A static run and all ten schedules of the board are measured; for a while none was shown."""
     found = advise.advise(advise._configured(["model=resnet74"]), 1.0, None, ROOT / "results/summary/runs.csv")

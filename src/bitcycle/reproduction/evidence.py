@@ -110,10 +110,7 @@ def choose_group(
 ) -> tuple[str, dict[Candidate, dict[str, Any]]]:
     """The group of recorded runs and its full length that cover most of the wanted settings: their name and evidence. Groups of
     the network `model` come first, then those with runs whose hashes are in `board`; `rows` are from results/summary/runs.csv."""
-    groups: dict[str, list[Mapping[str, Any]]] = defaultdict(list)
-    for row in rows:
-        if is_accuracy(row):
-            groups[group_of(row)].append(row)
+    groups = _groups([row for row in rows if is_accuracy(row)])
     best, chosen = (False, 0, 0), ("", dict[Candidate, dict[str, Any]]())
     for members in groups.values():
         first, own = members[0], members[0]["model"] == model
@@ -124,6 +121,24 @@ def choose_group(
                 name = f"{first['model']}, {first['dataset']}, {first['train_samples']} training samples, {steps} steps"
                 best, chosen = rank, (f"{name}, quantizer {first['quantizer']}, scale {first['scale']}", found)
     return chosen
+
+
+def _groups(rows: Sequence[Mapping[str, Any]]) -> dict[str, list[Mapping[str, Any]]]:
+    """Runs by group. Groups with runs of the same hash are one: older runs recorded settings that have been removed since."""
+    own = [group_of(row) for row in rows]
+    by_hash: dict[str, set[str]] = defaultdict(set)
+    for row, name in zip(rows, own):
+        by_hash[row["hash"]].add(name)
+    newer: dict[str, str] = {}
+    for names in by_hash.values():
+        shortest = min(names, key=lambda name: (len(name), name))
+        newer |= dict.fromkeys(names - {shortest}, shortest)
+    groups: dict[str, list[Mapping[str, Any]]] = defaultdict(list)
+    for row, name in zip(rows, own):
+        while name in newer:
+            name = newer[name]
+        groups[name].append(row)
+    return groups
 
 
 def recorded_runs(summary: Path, quantizer: str) -> tuple[list[dict[str, Any]], set[str]]:

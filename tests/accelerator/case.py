@@ -99,7 +99,8 @@ def trained_twice(
     overrides: Sequence[str], folder: Path, watch: Watch = DEVICE.watch, compile: bool = False
 ) -> dict[str, Any]:
     """What a run with these settings did, whole and killed: `error` (None: none), whether it is the `same` after a resume,
-    `steady` steps, `found` in them; both runs stay in the folder."""
+    `steady` steps, `found` in them; both runs stay in the folder, which is made if it is missing."""
+    folder.mkdir(parents=True, exist_ok=True)  # data and weights are written there before the first run
     with pytest.MonkeyPatch.context() as patch:
         watched = Watched(patch, watch)
         try:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
+from pathlib import Path
 
 import pytest
 
@@ -38,9 +39,6 @@ ALLOWED = {
 """Function that may wait in a steady step -> the reason."""
 WITH_CTC = {"training/loop.py:passes": "the way back of the same gradient", "a library": "its backward pass"}
 """The same, where CTC waits."""
-
-NOT_ON_HARDWARE = {"sbm, CR, llama, simulate", "sbm, deficit, bert_tiny, simulate"}
-"""Rows that have not run there, for want of a package."""
 
 QUICK = {"node_classification with sampled neighbours", "language_modelling hlhlp", "optimizer=adam"}
 """Cases that are killed and resumed in the default tests; `make test-all` runs every row of the settings."""
@@ -128,7 +126,7 @@ def test_the_record_of_the_documents_is_complete_and_without_errors():
 def test_the_record_of_hardware_is_complete_and_without_errors():
     recorded = {row["case"]: row for row in read_csv(hardware.RECORD)}
     expected = {*RESUME, *(row.name for part in range(PARTS) for row in rows(part))}
-    assert expected - {*recorded} <= NOT_ON_HARDWARE and {*recorded} <= expected
+    assert {*recorded} == expected
     replayed = {case for case, row in recorded.items() if row["graphs"]}
     assert {f"schedule={name}" for name in ("static", "CR", "RTH", "pfq", "hlhlp", "partial_pretrain")} <= replayed
     assert {
@@ -142,3 +140,9 @@ def test_the_record_of_hardware_is_complete_and_without_errors():
         for case, row in recorded.items()
         if unexplained(dict.fromkeys(filter(None, row["waits"].split("; ")), 1))
     }
+
+
+@pytest.mark.parametrize("case", ["initial weights", "task=recommendation"])
+def test_a_run_brings_its_data_into_a_folder_that_is_missing(case: str, tmp_path: Path) -> None:
+    """As the repetitions with CUDA graphs did not: on an H200 both rows ended in an error."""
+    assert outcome(run_of(case), tmp_path / "other" / "graphs")["error"] is None

@@ -57,6 +57,18 @@ def test_a_cell_that_cannot_be_composed_keeps_its_run(tmp_path):
     assert [place.hash for place in later] == [place.hash for place in first]
 
 
+def test_a_run_that_differs_only_in_rounding_fills_a_cell_where_it_has_no_run_of_its_seed(tmp_path):
+    """Twelve runs of a GPU, which simulates, were lost to a board whose runs on CPUs multiply codes."""
+    coded = replace(SWEEP, at_scale={"mini": {**SWEEP.at_scale["mini"], "training.compute": "codes"}})
+    place = record("x/y", coded, "mini", compose, tmp_path)[0]
+    assert place.otherwise == record("x/z", SWEEP, "mini", compose, tmp_path)[0].hash != place.hash
+    others = [replace(run_of(place, seed), row={**run_of(place, seed).row, "hash": place.otherwise}) for seed in (0, 1)]
+    found = find_results([place], [*others, run_of(place, 0)]).cells[0].runs
+    assert [(run.row["hash"], run.row["seed"]) for run in found] == [(place.hash, "0"), (place.otherwise, "1")]
+    gone = replace(place, hash=place.otherwise, otherwise="", superseded="2026-11-27")
+    assert not find_results([place, gone], others).done, "runs that the sweep replaced do not return"
+
+
 def test_other_scales_stay_as_they_are(tmp_path):
     record("x/y", SWEEP, "paper", compose, tmp_path)
     both = record("x/y", SWEEP, "mini", compose, tmp_path)

@@ -2,9 +2,10 @@
 
 They are written when a sweep is planned or launched; `python -m bitcycle.reproduction.manifest [SCALE ...]` plans every sweep
 and trains nothing. Figures, tables and verdicts join recorded runs with them and compose no configurations. There is
-one row per cell and scale; a cell is one configuration of the paper, with all its seeds. If a sweep assigns another run
-to a cell, the old run no longer counts in tables and verdicts; its row is kept, marked with the date, as long as the
-run is in the summary.
+one row per cell and scale; a cell is one configuration of the paper, with all its seeds. A run of the other
+`training.compute`, which differs only in rounding, fills a cell too, with the seeds that it has no run of: a GPU
+simulates what a CPU trained on codes. If a sweep assigns another run to a cell, the old run no longer counts in tables
+and verdicts; its row is kept, marked with the date, as long as the run is in the summary.
 """
 
 import contextlib
@@ -15,7 +16,7 @@ from dataclasses import dataclass, replace
 from datetime import date
 from pathlib import Path
 
-from bitcycle.configuration import SCALES
+from bitcycle.configuration import SCALES, RunConfig
 from bitcycle.door import parser_of
 from bitcycle.errors import EXIT_DONE
 from bitcycle.files import read_csv, write_csv
@@ -26,7 +27,7 @@ from bitcycle.sweep.registry import Compose, Sweep, read_sweep, sweep_files
 from bitcycle.training.naming import run_hash
 
 MANIFEST = Path("results/manifest")
-COLUMNS = ("scale", "cell", "hash", "seeds", "proxy", "superseded", "paper", "ours")
+COLUMNS = ("scale", "cell", "hash", "otherwise", "seeds", "proxy", "superseded", "paper", "ours")
 NAMED = ("model", "dataset", "quantizer", "schedule")
 """Groups whose choices are recorded in every row, even if the sweep leaves them at their defaults."""
 
@@ -38,6 +39,7 @@ class Place:
     scale: str
     cell: int  # its number in the sweep
     hash: str  # of the run, excluding the seed; empty if it cannot be composed yet
+    otherwise: str  # hash of the same run with the other `training.compute`; empty if there is none
     seeds: tuple[int, ...]
     proxy: str  # NETWORK, DATASET[, N samples] if these differ from the paper's
     superseded: str  # date when the sweep assigned another run to the cell; empty for the current run
@@ -64,14 +66,21 @@ def _place(
     there, here = compose({"scale": "paper", **published}), compose(ours)
     if not isinstance(there, str):
         published = {**{group: getattr(there, group).name for group in NAMED}, **published}
-    name, proxy = "", ""
+    name, otherwise, proxy = "", "", ""
     if not isinstance(here, str):
         with contextlib.suppress(SettingError):  # its initial weights do not exist yet
             name = run_hash(here)
+            otherwise = run_hash(computed_otherwise(here))
         if here.scale != "paper" or any(getattr(here, group).name != published[group] for group in NAMED[:2]):
             samples = getattr(here.dataset, "train_samples", None)
             proxy = f"{here.model.name}, {here.dataset.name}" + (f", {samples} samples" if samples else "")
-    return Place(scale, number, name, tuple(sorted(seeds)), proxy, "", published, ours)
+    return Place(scale, number, name, otherwise, tuple(sorted(seeds)), proxy, "", published, ours)
+
+
+def computed_otherwise(config: RunConfig) -> RunConfig:
+    """The same run with the other `training.compute`, which differs only in rounding."""
+    compute = {"simulate": "codes", "codes": "simulate"}[config.training.compute]
+    return replace(config, training=replace(config.training, compute=compute, recompute=False))
 
 
 def record(
@@ -84,9 +93,9 @@ def record(
     path = folder / f"{name}.csv"
     old = read_manifest(path)
     current = [place for place in old if place.scale == scale and not place.superseded]
-    known = {frozenset(place.ours.items()): place.hash for place in current}
+    known = {frozenset(place.ours.items()): {"hash": place.hash, "otherwise": place.otherwise} for place in current}
     planned = [
-        replace(place, hash=place.hash or known.get(frozenset(place.ours.items()), ""))
+        place if place.hash else replace(place, **known.get(frozenset(place.ours.items()), {}))
         for place in plan_cells(sweep, scale, compose)
     ]
     superseded = set(recorded) - {place.hash for place in planned}
@@ -112,8 +121,8 @@ def read_manifest(path: Path) -> list[Place]:
     found = []
     for row in read_csv(path, missing_ok=True):
         seeds, paper, ours = tuple(map(int, row["seeds"].split())), json.loads(row["paper"]), json.loads(row["ours"])
-        words = row["proxy"], row["superseded"]
-        found.append(Place(row["scale"], int(row["cell"]), row["hash"], seeds, *words, paper, ours))
+        names, words = (row["hash"], row.get("otherwise") or ""), (row["proxy"], row["superseded"])
+        found.append(Place(row["scale"], int(row["cell"]), *names, seeds, *words, paper, ours))
     return found
 
 

@@ -211,19 +211,32 @@ def trials_of(cells: Iterable[Cell]) -> str:
 
 
 def find_results(places: Iterable[Place], runs: Sequence[Run]) -> Results:
-    """The results of an item, from the rows of its manifest: at the scale at which the largest share of cells has runs (the
+    """The results of an item, from the rows of its manifest (of a seed without a run, that with the other `training.compute`
+    counts): at the scale at which the largest share of cells has runs (the
     larger scale if equal, smoke last), with those at other scales in `others`."""
     by_name: dict[tuple[str, str], list[Run]] = defaultdict(list)
     for run in sorted(runs, key=lambda run: int(run.row["seed"])):
         by_name[run.row["scale"], run.row["hash"]].append(run)
     cells: dict[str, list[Cell]] = {scale: [] for scale in SCALES}
     replaced: dict[str, list[Cell]] = {scale: [] for scale in SCALES}
+    places = list(places)
+    superseded = {(place.scale, place.hash) for place in places if place.superseded}
     for place in places:
-        found = tuple(by_name[place.scale, place.hash])
+        found, other = by_name[place.scale, place.hash], (place.scale, place.otherwise)
+        if not place.superseded and other not in superseded:
+            found = _with_other_seeds(found, by_name[other])
         kept = replaced if place.superseded else cells
-        kept[place.scale].append(Cell(dict(place.paper), dict(place.ours), found))
+        kept[place.scale].append(Cell(dict(place.paper), dict(place.ours), tuple(found)))
     at_scales = [Results(scale, tuple(found), replaced=tuple(replaced[scale])) for scale, found in cells.items()]
     some = sorted((r for r in at_scales if r.done), key=lambda r: (r.scale == "smoke", -len(r.done) / len(r.cells)))
     if not some:
         return Results(None, at_scales[0].cells)
     return replace(some[0], others=tuple(some[1:]))
+
+
+def _with_other_seeds(runs: Sequence[Run], others: Iterable[Run]) -> list[Run]:
+    """These runs, and the others of seeds that they lack, by seed."""
+    seeds = {run.row["seed"] for run in runs}
+    return sorted(
+        [*runs, *(run for run in others if run.row["seed"] not in seeds)], key=lambda run: int(run.row["seed"])
+    )

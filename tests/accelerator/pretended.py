@@ -9,6 +9,8 @@ from __future__ import annotations
 
 import collections
 import functools
+import multiprocessing
+import os
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -323,7 +325,8 @@ LIBRARY = torch.library.Library("aten", "IMPL")
 
 @functools.cache
 def start() -> torch.device:
-    """Register the device in this process once, and return it."""
+    """Register the device in this process once, and return it. It stays, and `device=auto` takes it: tests start processes."""
+    assert "PYTEST_CURRENT_TEST" not in os.environ or multiprocessing.parent_process(), "other tests would run on it"
     _setup_privateuseone_for_python_backend(rename=NAME, backend_module=_Module())
     LIBRARY.impl("empty.memory_format", _empty, "PrivateUse1")
     LIBRARY.impl("empty_strided", _empty_strided, "PrivateUse1")

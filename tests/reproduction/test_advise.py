@@ -184,12 +184,25 @@ def test_a_few_longer_runs_do_not_hide_the_evidence(summary):
 def test_runs_that_recorded_a_setting_removed_since_are_of_the_same_group(summary):
     """Runs of two versions were two groups, and the seeds of the newer one hid settings that only the older one had."""
     rows, wanted = evidence.recorded_runs(summary, "sbm")[0], {Candidate("RTH", 3, 8, 8), Candidate("LR", 3, 8, 8)}
-    older = [one | {"seed": f"{int(one['seed']) + 50}"} for one in rows if one["schedule"] != "LR"]
-    for one in older:
-        recorded = json.loads(one["settings"])
-        one["settings"] = json.dumps(recorded | {"quantizer": recorded["quantizer"] | {"removed": "code"}})
+    older = [of_older_version(one, removed="code") for one in rows if one["schedule"] != "LR"]
     found = evidence.choose_group([*rows, *older], wanted, 8)[1]
     assert found[Candidate("RTH", 3, 8, 8)]["n"] == 10 and found[Candidate("LR", 3, 8, 8)]["n"] == 1
+
+
+def test_two_versions_that_share_runs_only_with_a_third_are_of_one_group(summary):
+    rows, wanted = evidence.recorded_runs(summary, "sbm")[0], {Candidate("RTH", 3, 8, 8)}
+    static = [of_older_version(one, 0, removed="code") for one in rows if one["schedule"] == "static"]
+    cyclic = [one for one in rows if one["schedule"] == "RTH"]
+    both = [of_older_version(one, removed="code", too="code") for one in rows if one["schedule"] in ("static", "RTH")]
+    found = evidence.choose_group([*static, *cyclic, *both], wanted, 8)[1]
+    assert found[Candidate("RTH", 3, 8, 8)]["n"] == 10
+
+
+def of_older_version(recorded, later=50, **removed):
+    """A run with another seed, recorded with settings of its quantizer that have been removed since."""
+    settings = json.loads(recorded["settings"])
+    settings["quantizer"] |= removed
+    return recorded | {"seed": f"{int(recorded['seed']) + later}", "settings": json.dumps(settings)}
 
 
 def test_the_board_of_this_repository_is_evidence():

@@ -129,15 +129,13 @@ def _groups(rows: Sequence[Mapping[str, Any]]) -> dict[str, list[Mapping[str, An
     by_hash: dict[str, set[str]] = defaultdict(set)
     for row, name in zip(rows, own):
         by_hash[row["hash"]].add(name)
-    newer: dict[str, str] = {}
+    joined: dict[str, frozenset[str]] = {name: frozenset({name}) for name in own}
     for names in by_hash.values():
-        shortest = min(names, key=lambda name: (len(name), name))
-        newer |= dict.fromkeys(names - {shortest}, shortest)
+        one = frozenset[str]().union(*(joined[name] for name in names))
+        joined |= dict.fromkeys(one, one)
     groups: dict[str, list[Mapping[str, Any]]] = defaultdict(list)
     for row, name in zip(rows, own):
-        while name in newer:
-            name = newer[name]
-        groups[name].append(row)
+        groups[min(joined[name], key=lambda other: (len(other), other))].append(row)
     return groups
 
 
@@ -146,9 +144,9 @@ def recorded_runs(summary: Path, quantizer: str) -> tuple[list[dict[str, Any]], 
     rows = [row for row in read_csv(summary, missing_ok=True) if row["quantizer"] == quantizer]
     files = sorted((summary.parents[1] / MANIFEST.name).glob("*/*.csv")) if len(summary.parents) > 1 else []
     places = [(file.parent.name, place) for file in files for place in read_manifest(file)]
-    current = {place.hash for _, place in places if not place.superseded}
+    current = {name for _, place in places if not place.superseded for name in place.names}
     old = {place.hash for _, place in places if place.superseded} - current
-    board = {place.hash for paper, place in places if paper == "board"} & current
+    board = {name for paper, place in places if paper == "board" and not place.superseded for name in place.names}
     return [row for row in rows if row["hash"] not in old], board
 
 
@@ -172,7 +170,7 @@ def recorded_gains(summary: Path, fit: float | None = None) -> list[MeasuredGain
     accuracy is nearest to `fit`, if it is given."""
     manifest = summary.parents[1] / MANIFEST.name / "board" / "gain.csv" if len(summary.parents) > 1 else Path()
     places = read_manifest(manifest) if manifest.is_file() else []
-    names = {place.hash for place in places}
+    names = {name for place in places for name in place.names}
     pool = Pool(read_runs([row for row in read_csv(summary, missing_ok=True) if row["hash"] in names], summary))
     found = [_gain(row, row.fit.mean) for row in gain_rows(find_results(places, pool.runs).done, pool) if row.fit]
     if fit is not None and found:

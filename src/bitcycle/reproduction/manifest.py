@@ -46,6 +46,11 @@ class Place:
     paper: Mapping[str, str]  # settings of the cell in the paper
     ours: Mapping[str, str]  # settings at this scale
 
+    @property
+    def names(self) -> list[str]:
+        """The hashes of runs that fill the cell."""
+        return [name for name in (self.hash, self.otherwise) if name]
+
 
 def plan_cells(sweep: Sweep, scale: str, compose: Compose) -> list[Place]:
     """Every cell of a sweep at a scale, in the order of its grids; combinations with different seeds share a cell."""
@@ -93,11 +98,11 @@ def record(
     path = folder / f"{name}.csv"
     old = read_manifest(path)
     current = [place for place in old if place.scale == scale and not place.superseded]
-    known = {frozenset(place.ours.items()): {"hash": place.hash, "otherwise": place.otherwise} for place in current}
-    planned = [
-        place if place.hash else replace(place, **known.get(frozenset(place.ours.items()), {}))
-        for place in plan_cells(sweep, scale, compose)
-    ]
+    known = {frozenset(place.ours.items()): place for place in current}
+    planned = []
+    for place in plan_cells(sweep, scale, compose):
+        before = place if place.hash else known.get(frozenset(place.ours.items()), place)
+        planned.append(replace(place, hash=before.hash, otherwise=before.otherwise))
     superseded = set(recorded) - {place.hash for place in planned}
     gone = [
         replace(place, superseded=place.superseded or date.today().isoformat())
@@ -128,7 +133,8 @@ def read_manifest(path: Path) -> list[Place]:
 
 def record_launch(name: str, scale: str, launched: Iterable[str], compose: Compose, root: Path) -> None:
     """Update the manifest of a sweep PAPER/ITEM if it lacks one of the launched runs, given by their hashes."""
-    known = {place.hash for place in read_manifest(root / MANIFEST / f"{name}.csv") if place.scale == scale}
+    places = read_manifest(root / MANIFEST / f"{name}.csv")
+    known = {run for place in places if place.scale == scale for run in place.names}
     path = root / "sweeps" / f"{name}.yaml"
     if path.exists() and not set(launched) <= known:
         record(name, read_sweep(path), scale, compose, root / MANIFEST, recorded_hashes(root, scale))

@@ -53,6 +53,8 @@ def test_late_switch():
         ("RTH", {"formats": FORMATS, "q_max": 6}, "q_max=6: contradicts formats, which have 8 bits"),
         ("RTH", {"formats": FORMATS, "q_min": "auto"}, "q_min=auto: contradicts"),
         ("RTH", {"gradient_formats": ["nvfp4"]}, "needs the formats of the forward pass"),
+        ("CR", {"formats": FORMATS, "gradient_formats": FORMATS, "gradient_min": 6}, "gradient_min=6: contradicts"),
+        ("CR", {"formats": FORMATS, "gradient_min": 4}, "gradient_min=4: is not the width of the last of formats"),
         ("RTH", {"formats": ["fp5"]}, "formats=fp5"),
         ("late_switch", {"formats": FORMATS}, "is not a pair"),
     ],

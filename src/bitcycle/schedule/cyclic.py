@@ -83,8 +83,13 @@ class Cyclic(FormatLevels):
     def validate(self) -> None:
         self.check_q_min()
         self._read_formats()
+        for name in ("gradient_min", "gradient_max") if self.formats and not self.gradient_formats else ():
+            if (given := getattr(self, name)) not in (None, self.q_max):
+                problem = f"is not the width of the last of formats, {self.q_max} bits, in which gradients stay"
+                raise SettingError(name, given, problem, "leave it out, or set gradient_formats")
         if self.gradient_formats is not None:
-            self.gradient_min, *_, self.gradient_max = 2 * bits_of(self.gradient_formats)
+            lowest, *_, highest = 2 * bits_of(self.gradient_formats)
+            self._take_bits({"gradient_min": lowest, "gradient_max": highest}, "gradient_formats")
         if self.q_min != AUTO:
             super().validate()
         elif self.range_test.start >= self.q_max:

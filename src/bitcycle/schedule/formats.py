@@ -4,7 +4,7 @@ A precision remains a triple of numbers: the bits of a format select it, so a li
 `bitcycle.quantizer.with_formats` passes the lists to the quantizer.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 from typing import Optional
@@ -51,10 +51,14 @@ class FormatLevels(ScheduleOptions):
         if self.gradient_formats is not None:
             check_order("gradient_formats", self.gradient_formats)
         bits = bits_of(self.formats)
-        for name, value in (("q_min", bits[0]), ("q_max", bits[-1])):
+        self._take_bits({"q_min": bits[0], "q_max": bits[-1]}, "formats")
+
+    def _take_bits(self, bits: Mapping[str, int], formats: str) -> None:
+        """Set options from formats. Raises SettingError if they are given other bits."""
+        for name, value in bits.items():
             given = getattr(self, name)
             if given not in (value, default_of(type(self).__dataclass_fields__[name])):
-                raise SettingError(name, given, f"contradicts formats, which have {value} bits there", "leave it out")
+                raise SettingError(name, given, f"contradicts {formats}, which have {value} bits there", "leave it out")
             setattr(self, name, value)
 
     @property

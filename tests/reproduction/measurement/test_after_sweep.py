@@ -29,6 +29,8 @@ def test_after_a_sweep_what_has_its_runs_is_analysed_once(trained, tmp_path, cap
     grid |= {"schedule": ["CR", "LR"], "schedule.cycles": 2, "training.steps": 8}
     sweep = Sweep(grids=[grid], trials={"smoke": 1}, analyses=[ENTRY])
     fixed = {"scale": "smoke", "results_root": str(trained.config.results_root)}
+    with pytest.raises(SettingError, match="dry_run=json: is not a choice"):
+        analyse({"x/y": sweep}, {**fixed, "dry_run": "json"}, ROOT / "conf")
     assert analyse({"x/y": sweep}, {**fixed, "dry_run": "true"}, ROOT / "conf") == 0
     assert capsys.readouterr().out == "x/y: 2 pending, 2 waiting for runs\n"
     assert analyse({"x/y": sweep}, fixed, ROOT / "conf") == 0

@@ -118,12 +118,14 @@ def analyse(sweeps: Mapping[str, Sweep], fixed: Mapping[str, str], conf: Path) -
     """Run every analysis of some sweeps whose runs are finished and that has no result yet; `fixed` are settings of the command
     line. Returns the worst exit code; an analysis whose runs are missing counts as 0."""
     settings = {key: value for key, value in fixed.items() if key != "dry_run"}
-    scale, dry_run = settings.get("scale", "paper"), fixed.get("dry_run", "false").lower() == "true"
+    scale, dry_run = settings.get("scale", "paper"), fixed.get("dry_run", "false").lower()
+    if dry_run not in ("true", "false"):
+        raise SettingError("dry_run", dry_run, "is not a choice of this command", "use dry_run=true")
     worst = EXIT_DONE
     with composing(conf) as compose:
         for name, sweep in sweeps.items():
             runs = index_runs(sweep.expand(scale, settings), compose)
-            worst = max(worst, run_jobs(name, jobs_of(sweep, scale, runs), dry_run))
+            worst = max(worst, run_jobs(name, jobs_of(sweep, scale, runs), dry_run == "true"))
     return worst
 
 

@@ -163,6 +163,8 @@ def test_published_corruptions_are_read_from_class_folders(trained, tmp_path):
     options = Corruption(folder=str(tmp_path), severities=[3])
     result = job(options, trained).run()
     assert [row["corruption"] for row in result.rows] == ["none", "fog"]
+    clean = Corruption(corruptions=[])
+    assert clean.prepare([run], CPU)[0] == 1 and clean.conditions == [("none", 0)], "an empty list computed all of them"
     few = Corruption(folder=str(tmp_path), severities=[3], samples=1)  # of one class only
     few.prepare([run], CPU)
     assert len(few.images("fog", 3)) == len(few.clean) == 1

@@ -109,7 +109,9 @@ class Corruption(Analysis):
     kind = "corruption"
     columns = ("corruption", "severity", "loss", "error_percent")
 
-    corruptions: Optional[list[str]] = setting(None, "names of corruptions; null: all of the folder, or all of ours")
+    corruptions: Optional[list[str]] = setting(
+        None, "names of corruptions; null: all of the folder, or all of ours; []: clean images only"
+    )
     severities: list[int] = setting([1, 2, 3, 4, 5], "severities", minimum=1, maximum=5)
     folder: Optional[str] = setting(
         None, "corrupted images FOLDER/CORRUPTION/SEVERITY/CLASS/, absolute or relative to data_root; null: ours"
@@ -131,7 +133,9 @@ class Corruption(Analysis):
         if self.published is None and type(self.clean) is not Images:
             problem = f"dataset={run.plan.config.dataset.name}: too large to be corrupted in memory"
             raise RunError(f"{problem}. Remedy: set folder=PATH to the published corrupted images.")
-        names = self.corruptions or (list(CORRUPTIONS) if self.published is None else _names(self.published))
+        names = self.corruptions
+        if names is None:
+            names = list(CORRUPTIONS) if self.published is None else _names(self.published)
         self.conditions = [(CLEAN, 0), *((name, severity) for name in names for severity in self.severities)]
         self.model = channels_last(run.model, device)
         return len(self.conditions), run.subject | {"bits": run.bits, "samples": len(self.clean)}

@@ -535,6 +535,60 @@ def test_evaluations_of_lightning_are_at_the_chosen_precision(word, expected, tm
     assert seen == {True: {3}, False: {expected}}
 
 
+@pytest.mark.parametrize(
+    "made", ["once", "again", "converted", "in setup", "head in setup", "converted in setup", "nowhere"]
+)
+def test_networks_that_lightning_makes_late_are_converted_or_refused(made, tmp_path):
+    """Lightning's own hook for making networks came after the conversion: they stayed float, or no layer was found."""
+    lightning = pytest.importorskip("lightning.pytorch")
+    from bitcycle.integrations.lightning import PrecisionCallback
+
+    def network():
+        parts = nn.Linear(4, 16), nn.ReLU(), nn.Linear(16, 16), nn.ReLU(), nn.Linear(16, 2)
+        return bitcycle.quantize_model(nn.Sequential(*parts)) if made.startswith("converted") else nn.Sequential(*parts)
+
+    class Module(lightning.LightningModule):
+        def __init__(self):
+            super().__init__()
+            self.network = None
+            self.scale = nn.Parameter(torch.ones(()))
+
+        def configure_model(self):
+            late = made in ("in setup", "converted in setup", "nowhere")
+            if not late and (self.network is None or made == "again"):
+                self.network = network()
+
+        def setup(self, stage):
+            if made in ("in setup", "converted in setup"):
+                self.network = network()
+            if made == "head in setup":
+                self.head = nn.Linear(2, 2)
+
+        def training_step(self, batch, _index):
+            return (self.scale * (self.network or nn.Identity())(batch)).square().mean()
+
+        def configure_optimizers(self):
+            return torch.optim.SGD(self.parameters(), 0.1)
+
+    quiet = {
+        "logger": False,
+        "enable_progress_bar": False,
+        "enable_model_summary": False,
+        "enable_checkpointing": False,
+    }
+    trainer = lightning.Trainer(
+        max_steps=2, accelerator="cpu", callbacks=[PrecisionCallback("static")], default_root_dir=tmp_path, **quiet
+    )
+    module, data = Module(), torch.utils.data.DataLoader(torch.randn(8, 4), batch_size=4)
+    refused = {"again": "after the conversion", "in setup": "after the conversion", "head in setup": "model=head"}
+    if message := {**refused, "nowhere": "none can be"}.get(made):
+        with pytest.raises(SettingError, match=message):
+            trainer.fit(module, data)
+        return
+    trainer.fit(module, data)
+    assert sum(isinstance(part, QuantizedProduct) for part in module.modules()) == 1
+
+
 def test_a_module_of_lightning_may_skip_its_first_batch(tmp_path):
     """The cost was asked for before any forward pass had been seen."""
     lightning = pytest.importorskip("lightning.pytorch")

@@ -6,6 +6,7 @@
 
 from contextlib import ExitStack
 from typing import Any
+from weakref import WeakSet
 
 from lightning.pytorch import Callback
 from torch import nn
@@ -13,9 +14,11 @@ from torch import nn
 from bitcycle.integrations import bound_schedule, check_evaluate_at
 from bitcycle.layer.control.controller import PrecisionController
 from bitcycle.layer.conversion.convert import quantize_model
+from bitcycle.layer.conversion.counterpart import counterpart
 from bitcycle.layer.products.quantized_product import QuantizedProduct
 from bitcycle.quantizer import QuantizerOptions
 from bitcycle.randomness import random_state, set_random_state
+from bitcycle.settings import SettingError
 
 
 class PrecisionCallback(Callback):
@@ -24,7 +27,8 @@ class PrecisionCallback(Callback):
     Args:
         schedule: name of a schedule, whose length is set to the trainer's number of steps, or a result of
             `bitcycle.schedule`.
-        quantizer: name or options; the module is converted before its optimizers are created, unless already converted.
+        quantizer: name or options; the module is converted before its optimizers are created, with networks that it makes in
+            `configure_model`, unless already converted. One that makes them in `setup` has to convert them itself.
         hardware: name of the cost model.
         seed: seed of stochastic rounding.
         conversion: further arguments of `quantize_model`.
@@ -54,13 +58,21 @@ class PrecisionCallback(Callback):
         self._saved: dict[str, Any] = {}
         self._random_state: dict[str, Any] | None = None
         self._is_alone = False
+        self._known: WeakSet[nn.Module] = WeakSet()  # the modules of a network that this callback has converted
         self.evaluate_at, self._evaluation = check_evaluate_at(evaluate_at), ExitStack()
         self._uncounted = ExitStack()
 
     def setup(self, trainer: Any, pl_module: Any, stage: str) -> None:
         self._epochs = trainer.max_epochs
-        if any(isinstance(module, QuantizedProduct) for module in pl_module.modules()):
+        with trainer.init_module():
+            pl_module.configure_model()  # which Lightning calls after this event, and which may be called repeatedly
+        if _is_converted(pl_module):
             return
+        if any(map(counterpart, pl_module.modules())):  # else the module's own `setup`, which follows, makes its layers
+            self._convert(pl_module)
+            self._known = WeakSet(pl_module.modules())
+
+    def _convert(self, pl_module: Any) -> None:
         networks = {name: child for name, child in pl_module.named_children() if _has_layers(child)}
         if len(networks) == 1:  # whose order of execution can be traced
             ((name, network),) = networks.items()
@@ -69,7 +81,19 @@ class PrecisionCallback(Callback):
                 return
         quantize_model(pl_module, self.quantizer, **self.conversion)
 
+    def _check_conversion(self, pl_module: Any) -> None:
+        """Raises SettingError if there are layers that were made after the conversion, or none to convert."""
+        if self._known or not _is_converted(pl_module):  # else the module has converted itself
+            for name, module in pl_module.named_modules():
+                if module not in self._known and counterpart(module):
+                    problem = "was made after the conversion, as in `setup`, and would stay float"
+                    remedy = "make it in __init__ or once in configure_model, or call bitcycle.quantize_model after it is made"
+                    raise SettingError("model", name, problem, remedy)
+        if not self._known and not _is_converted(pl_module):
+            self._convert(pl_module)  # which says why there is nothing to convert
+
     def on_fit_start(self, trainer: Any, pl_module: Any) -> None:
+        self._check_conversion(pl_module)
         total = self._steps(trainer)
         # manual optimization may take several steps in a batch, unless the trainer limits the number of steps
         self._counts_batches = not pl_module.automatic_optimization and total != trainer.max_steps
@@ -146,6 +170,10 @@ class PrecisionCallback(Callback):
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         self._saved = state_dict
+
+
+def _is_converted(module: nn.Module) -> bool:
+    return any(isinstance(part, QuantizedProduct) for part in module.modules())
 
 
 def _has_layers(module: nn.Module) -> bool:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import multiprocessing
+import re
 
 import numpy as np
 import pyarrow as pa
@@ -117,6 +118,17 @@ def test_parquet_labels_that_are_refused(tmp_path, columns, words):
     write(tmp_path / "train-0.parquet", **columns)
     with pytest.raises(DataError, match=words):
         parquet_options(tmp_path).load(tmp_path, seed=0)
+
+
+@pytest.mark.parametrize(
+    ("labels", "words"), [([1, 2, 1], "class 0; .* of 3 classes, which are numbered from 0"), ([0, 1, 1], "")]
+)
+def test_a_class_without_training_images_is_named(tmp_path, caplog, labels, words):
+    """Labels from 1 gave the network an output that nothing trains, without a word."""
+    write(tmp_path / "train-0.parquet", label=labels)
+    write(tmp_path / "test-0.parquet", label=labels[:1] * 3)
+    parquet_options(tmp_path).load(tmp_path, seed=0)
+    assert re.search(words, caplog.text) if words else not caplog.text
 
 
 def test_the_label_column_can_be_named(tmp_path):

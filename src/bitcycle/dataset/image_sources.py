@@ -1,5 +1,6 @@
 """Stored labelled images: class folders, and tables in the layout of the Hugging Face hub."""
 
+import logging
 from collections.abc import Sequence
 from functools import lru_cache, partial
 from pathlib import Path
@@ -13,6 +14,8 @@ from bitcycle.dataset.image_dataset import draw_of_classes
 from bitcycle.dataset.images import EncodedImage, EncodedImages
 from bitcycle.dataset.sources import file_bytes, load_hub
 from bitcycle.errors import DataError
+
+logger = logging.getLogger(__name__)
 
 TRAIN_FOLDERS, TEST_FOLDERS = ("train", "training"), ("test", "val", "valid", "validation", "testing")
 """Names of the folders of each split; the first with class folders counts."""
@@ -159,6 +162,11 @@ def both_splits(
     train: EncodedImages, test: EncodedImages | None, test_fraction: float, origin: object
 ) -> tuple[EncodedImages, EncodedImages]:
     """Training and test images, the latter held out if there is no test split. Raises DataError for unknown test classes."""
+    used = train.labels.bincount(minlength=len(train.class_names)) > 0
+    if unused := [name for name, is_used in zip(train.class_names, used.tolist()) if not is_used]:
+        problem = "%s: no training image has the class %s; the network has an output for each of %d classes%s"
+        hint = ", which are numbered from 0" if unused == ["0"] else ""
+        logger.warning(problem, origin, " or ".join(unused[:3]), len(used), hint)
     if test is None:
         held_out = hold_out(train.labels, test_fraction)
         return train.subset(~held_out), train.subset(held_out)

@@ -248,6 +248,8 @@ def test_deficit_window():
         ("RTH", {"cycles": 3}, "even number such as 4"),
         ("RTH", {"cycles": 0}, "use 1 or more"),
         ("RTH", {"cycles": 2000}, "use at most 1000"),
+        ("RTH", {"cycles": 2000, "total_steps": 7}, "only 7 iterations.* use at most 6 cycles"),
+        ("RTH", {"cycles": 2, "total_steps": 1}, "only 1 iteration,.*Remedy: train longer"),
         ("RTH", {"period_rounding": "up"}, "ceil"),
         ("RTH", {"q_max": 33}, "use 32 or less"),
         ("gradient_cycle", {"gradient_min": 9, "gradient_max": 8}, "gradient_min <= gradient_max"),
@@ -259,7 +261,7 @@ def test_deficit_window():
 )
 def test_nonsense_is_refused_with_a_remedy(name, options, words):
     with pytest.raises(SettingError, match=words):
-        schedule(name, total_steps=1000, **options)
+        schedule(name, **{"total_steps": 1000, **options})
 
 
 def test_step_outside_the_run_is_refused():

@@ -35,7 +35,8 @@ GROWTH_PROFILES: dict[str, Callable[[float], float]] = {
 cosine is equation 1 of CPT; exponential rises early and saturates, with k = 4 at 0.982; rex is low for long and rises late: 1 -
 rex decay of the REX paper, whose own constant is d = 1/2, whereas all costs in the paper's text have d = 0.9.
 """
-FORMS = ("repeated", "vertical", "horizontal", "within", "annealing")
+TRIANGULAR = ("vertical", "horizontal")
+FORMS = ("repeated", *TRIANGULAR, "within", "annealing")
 
 
 @dataclass
@@ -98,7 +99,7 @@ class Cyclic(FormatLevels):
         if self.lowest_gradient > self.highest_gradient:
             problem = f"is above gradient_max={self.highest_gradient}"
             raise SettingError("gradient_min", self.lowest_gradient, problem, "choose gradient_min <= gradient_max")
-        if self.form in ("vertical", "horizontal") and self.cycles % 2:
+        if self.form in TRIANGULAR and self.cycles % 2:
             problem = "a triangular schedule with an odd number of cycles would end at q_min"
             raise SettingError("cycles", self.cycles, problem, f"use an even number such as {self.cycles + 1}")
         if self.form in ("within", "annealing"):
@@ -115,8 +116,11 @@ class Cyclic(FormatLevels):
     def _check_cycles(self, length: RunLength) -> None:
         steps = self._duration(length)
         if self.cycles > steps:
-            problem = f"the run has only {steps} {self.unit}s, less than one per cycle"
-            raise SettingError("cycles", self.cycles, problem, f"use at most {steps} cycles or train longer")
+            problem = f"the run has only {steps} {self.unit}{'s' * (steps > 1)}, less than one per cycle"
+            most = steps - steps % 2 if self.form in TRIANGULAR else steps
+            raise SettingError(
+                "cycles", self.cycles, problem, f"use at most {most} cycles or train longer" if most else "train longer"
+            )
 
     @property
     def first_test(self) -> RangeTest:

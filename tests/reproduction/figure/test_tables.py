@@ -79,6 +79,22 @@ def test_the_speed_of_runs_that_shared_a_machine_is_not_compared_with_the_papers
         assert [row["ours"] for row in rows if row.get("ours")] == expected
 
 
+def test_energy_and_latency_of_an_accelerator_are_shown_with_its_name():
+    """Runs that recorded Bit Fusion's energy and latency had no column for them."""
+    fractrain, static = made_up(72.0, 73.0, **CYCLIC, **SMALL), made_up(70.0, 70.0, **STATIC, **SMALL)
+    fractrain.runs[0].row.update(hardware="bitfusion", energy_j="2.5", latency_s="30")
+    ours = {
+        row["schedule"]: row for row in records(data_of("cpt/table2", fractrain, static)) if row["source"] == "ours"
+    }
+    columns = "energy, J", "latency, s", "accelerator"
+    found = {schedule: tuple(row.get(name, "") for name in columns) for schedule, row in ours.items()}
+    assert found == {"CR": ("2.50", "30.00", "bitfusion"), "static": ("", "", "")}
+    fractrain.runs[1].row.update(hardware="zc706", energy_j="2.5", latency_s="30")
+    assert not any("accelerator" in row for row in records(data_of("cpt/table2", fractrain, static))), (
+        "two accelerators"
+    )
+
+
 def test_runs_at_paper_scale_stand_beside_those_of_a_smaller_scale():
     """They were shown only once most cells had runs at paper scale."""
     small = made_up(44.0, 45.0, scale="mini", **CYCLIC, model="resnet8", dataset="cifar10_16")

@@ -201,8 +201,18 @@ def our_records(panel: Panel, spec: Spec) -> Iterator[dict[str, str]]:
             "difference to baseline": "baseline" if cell is base else signed(gap.mean if gap else None),
             "95 % interval": interval(gap, signed),
             "cost relative to static": number(cost.mean if cost else None),
+            **modelled(cell),
             **{name: fact(cell, name) for name in spec.measures},
         }
+
+
+def modelled(cell: Cell) -> dict[str, str]:
+    """Energy and latency of a training by the cost model of an accelerator; empty without one, or if runs have different ones."""
+    models = {run.row["hardware"] for run in cell.runs if run.row.get("energy_j")}
+    costs = {"energy, J": "energy_j", "latency, s": "latency_s"}
+    means = {name: estimate_of(cell, column) if len(models) == 1 else None for name, column in costs.items()}
+    words = {name: number(mean.mean if mean else None) for name, mean in means.items()}
+    return {**words, "accelerator": "".join(models) if any(words.values()) else ""}
 
 
 # Formats

@@ -144,7 +144,7 @@ def recorded_runs(summary: Path, quantizer: str) -> tuple[list[dict[str, Any]], 
     rows = [row for row in read_csv(summary, missing_ok=True) if row["quantizer"] == quantizer]
     files = sorted((summary.parents[1] / MANIFEST.name).glob("*/*.csv")) if len(summary.parents) > 1 else []
     places = [(file.parent.name, place) for file in files for place in read_manifest(file)]
-    current = {name for _, place in places if not place.superseded for name in place.names}
+    current = {place.hash for _, place in places if not place.superseded}
     old = {place.hash for _, place in places if place.superseded} - current
     board = {name for paper, place in places if paper == "board" and not place.superseded for name in place.names}
     return [row for row in rows if row["hash"] not in old], board

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping
 from pathlib import Path
 
 from bitcycle.files import markdown_table, read_csv
@@ -14,6 +15,7 @@ ROOT = Path(__file__).parent.parent
 PLAN = ROOT / "sweeps" / "evidence.yaml"
 UNNAMED = ("seed", "results_root")
 """Settings of a run that are no part of its name."""
+COMPUTE = "training.compute"
 
 
 def hours_table() -> str:
@@ -34,9 +36,15 @@ def hours_table() -> str:
 def trainings_of(part: Part) -> list[tuple[str, str, str]]:
     """Scale, hash and seed of every training of a part, by the manifest of its sweep."""
     places = read_manifest(ROOT / MANIFEST / f"{part.sweep}.csv")
-    names = {json.dumps(dict(place.ours), sort_keys=True): place.hash for place in places if not place.superseded}
+    cells = {_without_compute(place.ours): place for place in places if not place.superseded}
     found = []
     for run in part.expand(ROOT, ""):
-        settings = {key: value for key, value in run.items() if key not in UNNAMED}
-        found.append((part.scale, names[json.dumps(settings, sort_keys=True)], run["seed"]))
+        place = cells[_without_compute({key: value for key, value in run.items() if key not in UNNAMED})]
+        name = place.hash if run.get(COMPUTE) == place.ours.get(COMPUTE) else place.otherwise
+        found.append((part.scale, name, run["seed"]))
     return list(dict.fromkeys(found))
+
+
+def _without_compute(settings: Mapping[str, str]) -> str:
+    """The settings of a cell, in which only `training.compute` may differ between its runs."""
+    return json.dumps({key: value for key, value in settings.items() if key != COMPUTE}, sort_keys=True)

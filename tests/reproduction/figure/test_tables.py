@@ -89,6 +89,9 @@ def test_energy_and_latency_of_an_accelerator_are_shown_with_its_name():
     columns = "energy, J", "latency, s", "accelerator"
     found = {schedule: tuple(row.get(name, "") for name in columns) for schedule, row in ours.items()}
     assert found == {"CR": ("2.50", "30.00", "bitfusion"), "static": ("", "", "")}
+    assert not any("accelerator" in row for row in records(data_of("cpt/table4", fractrain, static))), (
+        "of no interest there"
+    )
     fractrain.runs[1].row.update(hardware="zc706", energy_j="2.5", latency_s="30")
     assert not any("accelerator" in row for row in records(data_of("cpt/table2", fractrain, static))), (
         "two accelerators"

@@ -122,6 +122,8 @@ def as_printed(row: Published) -> str:
     return f"{WORDS['relations'].get(row['relation'], '')} {text}".strip() + (f" (meant: {meant})" if meant else "")
 
 
+MODELLED = ("energy", "latency", "energy_saving", "latency_saving")
+"""Published metrics that come from a model of an accelerator."""
 TIMED = ("seconds", "steps_per_second")
 """Columns that say nothing about the published machine if ours did something else, too."""
 COMPARED = ("ours", "deviation", "n", "difference")
@@ -161,7 +163,8 @@ def our_table(data: ItemData) -> Table:
     """Our runs, one row per setting: network, data, scale, steps, the metric over seeds, and its difference to the baseline."""
     shown = panels_of(data)
     parts = [part for panel in shown for part in by_length(panel)]
-    records = [record for part in parts for record in our_records(part, data.spec)]
+    modelled = any(row["metric"].endswith(MODELLED) for row in data.published)
+    records = [record for part in parts for record in our_records(part, data.spec, modelled)]
     proxies = sorted({name for panel in shown for name in panel.proxy_for})
     words = f", proxies for {'; '.join(proxies)}" if proxies else ""
     return Table.without_empty(f"Our runs{words}; each training once", records, data.spec.measures)
@@ -177,8 +180,8 @@ def setting_words(cell: Cell) -> str:
     return ", ".join(filter(None, words))
 
 
-def our_records(panel: Panel, spec: Spec) -> Iterator[dict[str, str]]:
-    """The rows of a panel in the table of our runs."""
+def our_records(panel: Panel, spec: Spec, on_accelerator: bool = False) -> Iterator[dict[str, str]]:
+    """The rows of a panel in the table of our runs, with the energy and latency of an accelerator if these are of interest."""
     base = panel.first(spec.base)
     gaps = differences(panel, base, spec.column) if base else {}
     for index, cell in enumerate(panel.cells):
@@ -201,12 +204,12 @@ def our_records(panel: Panel, spec: Spec) -> Iterator[dict[str, str]]:
             "difference to baseline": "baseline" if cell is base else signed(gap.mean if gap else None),
             "95 % interval": interval(gap, signed),
             "cost relative to static": number(cost.mean if cost else None),
-            **modelled(cell),
+            **(accelerator_costs(cell) if on_accelerator else {}),
             **{name: fact(cell, name) for name in spec.measures},
         }
 
 
-def modelled(cell: Cell) -> dict[str, str]:
+def accelerator_costs(cell: Cell) -> dict[str, str]:
     """Energy and latency of a training by the cost model of an accelerator; empty without one, or if runs have different ones."""
     models = {run.row["hardware"] for run in cell.runs if run.row.get("energy_j")}
     costs = {"energy, J": "energy_j", "latency, s": "latency_s"}

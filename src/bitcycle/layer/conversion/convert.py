@@ -205,8 +205,8 @@ def _convert(model: nn.Module, plan: list[LayerRule], options: QuantizerOptions,
             module.use_nested_tensor = False  # the input of that path
     if left := _untouched(model):
         logger.warning(
-            "these layers have no quantized counterpart and stay float: %s; nn.Linear, convolutions, nn.LSTM,"
-            " nn.GRU and nn.MultiheadAttention have one",
+            "these layers have no quantized counterpart and stay float: %s; to quantize them, use PyTorch's own nn.Linear,"
+            " convolutions, nn.LSTM, nn.GRU or nn.MultiheadAttention",
             left,
         )
     return model

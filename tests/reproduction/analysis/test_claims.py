@@ -186,6 +186,11 @@ def test_differences_that_are_equal_in_all_seeds_get_a_sign_test_and_the_rule_sa
     found = verdict(HIGHER, *bits)
     assert (found.verdict, found.p_raw) == (SUPPORTED, pytest.approx(2 * 0.5**12))
     assert "sign test" in found.rule and "t test" not in found.rule
+    few = cell(73.1, 73.1, schedule="CR"), cell(72.3, 72.3, schedule="static")
+    found = verdict(HIGHER, *few)
+    assert (found.verdict, found.p_raw) == (UNDECIDED, 0.5), (
+        "the rounding of a fit was taken for a deviation: p = 4e-14"
+    )
 
 
 def test_a_further_part_about_another_arm_names_it():

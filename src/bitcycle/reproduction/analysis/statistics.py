@@ -22,6 +22,8 @@ SIGNIFICANCE, POWER = 0.05, 0.8
 OWN_SEEDS = 3
 """Minimum number of seeds for estimating the deviation of a contrast from these seeds."""
 MOST_SEEDS = 10_000
+ROUNDING = 1e-12
+"""Values whose deviation is at most this share of the largest one are equal up to rounding."""
 
 
 @dataclass(frozen=True)
@@ -92,7 +94,7 @@ def over_seeds(
         deviation, df = pooled
         return Estimate(mean, None if deviation is None else deviation / math.sqrt(n), df, n)
     error = float(stats.sem(values))
-    equal = error <= 1e-12 * max(map(abs, values))  # equal up to rounding: a count, not a measurement
+    equal = error <= ROUNDING * max(map(abs, values))  # a count, not a measurement
     return Estimate(mean, 0.0 if equal else error, n - 1, n)
 
 
@@ -111,8 +113,10 @@ def residual_deviation(values: Mapping[tuple[str, str], float]) -> tuple[float |
     design, numbers = pd.get_dummies(table[["setting", "seed"]], dtype=float).to_numpy(), table["value"].to_numpy()
     effects, _, rank, _ = np.linalg.lstsq(design, numbers, rcond=None)
     freedom = len(table) - int(rank)
-    squares = float(np.square(numbers - design @ effects).sum())
-    return (math.sqrt(squares / freedom), freedom) if freedom else (None, 0)
+    if not freedom:
+        return None, 0
+    deviation = math.sqrt(float(np.square(numbers - design @ effects).sum()) / freedom)
+    return (0.0 if deviation <= ROUNDING * float(np.abs(numbers).max()) else deviation), freedom
 
 
 def bounds_test(estimate: Estimate, bounds: Sequence[tuple[float, int]], computed: bool = False) -> PValues:

@@ -91,15 +91,16 @@ def test_one_seed_decides_with_the_deviation_of_others_alone():
 
 @pytest.mark.parametrize("bad", [math.nan, math.inf])
 def test_numbers_that_are_not_finite_decide_nothing(bad):
-    """Their standard error is nan, and max(0, nan) is 0: a claim and its opposite were both certain."""
+    """Their standard error is nan, and max(0, nan) is 0: a claim and its opposite were both certain. A seed with nan was left
+    out without a word, as if it were missing."""
     pair = cell(75.0, 73.0, schedule="CR"), cell(70.0, 76.0, schedule="static")
     diverged = cell(60, 61, bad, schedule="LR")
     pool = Pool([run for one in (*pair, diverged) for run in one.runs])
     assert pool.deviation(pair[0].runs[0], "final") == Pool(pool.runs[:-1]).deviation(pair[0].runs[0], "final")
     assert verdict(HIGHER, *pair, pool=pool).verdict == UNDECIDED
     for seeds in (2, 4):
-        infinite = cell(*ONE[: seeds - 1], math.inf, schedule="CR"), cell(*OTHER[:seeds], schedule="static")
-        found = verdict(HIGHER, *infinite, pool=pool)
+        lost = cell(*ONE[: seeds - 1], bad, schedule="CR"), cell(*OTHER[:seeds], schedule="static")
+        found = verdict(HIGHER, *lost, pool=pool)
         assert (found.verdict, found.p_raw, found.low) == (UNDECIDED, None, None)
 
 

@@ -159,7 +159,9 @@ class Contrast:
     def estimate(self, pool: Pool) -> Estimate | None:
         """The mean over units and seeds. Its standard error comes from the seeds if there are at least OWN_SEEDS, otherwise
         from the pool."""
-        values = pd.DataFrame([unit.by_seed for unit in self.units if unit.by_seed])
+        several = [unit.by_seed for unit in self.units if unit.by_seed]
+        # nan counts as infinite, as a table takes it for a seed that is missing
+        values = pd.DataFrame([{k: math.inf if math.isnan(x) else x for k, x in one.items()} for one in several])
         if values.empty:
             return None
         complete = values.dropna(axis=1)

@@ -112,6 +112,9 @@ def test_cells_of_the_same_training_count_once_and_seeds_without_partner_not_at_
     same = replace(several[0], paper={**several[0].paper, "schedule": "static"})
     found = verdict(replace(HIGHER, match=["model"]), several[0], same)
     assert found.verdict == NOT_TESTED or "same training" in found.reason
+    arms = *PAIR, cell(*np.subtract(OTHER, 9), schedule="static", schedule__q_max=6)
+    again = replace(PAIR[1], paper={**PAIR[1].paper, "model": "resnet110"})
+    assert verdict(HIGHER, *arms, again).estimate == pytest.approx(verdict(HIGHER, *arms).estimate), "in arm b, too"
 
 
 def test_several_arms_have_to_be_beaten_all():

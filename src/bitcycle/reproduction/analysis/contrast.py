@@ -187,9 +187,9 @@ class Contrast:
 
 
 def partners(cell: Cell, others: Sequence[Cell], match: Sequence[str]) -> list[Cell]:
-    """The cells that agree with a given one on the facts `match`; only those that have runs, if any do."""
+    """The cells that agree with a given one on the facts `match`; only those that have runs, if any do, each training once."""
     alike = agreeing(cell, others, match)
-    return [other for other in alike if other.runs] or alike
+    return list({other.runs[0].row["hash"]: other for other in alike if other.runs}.values()) or alike
 
 
 def contrast(

@@ -38,6 +38,16 @@ def test_fewer_than_half_of_the_cells():
     empty = [cell(schedule=name, model=f"resnet{n}") for n in (20, 38) for name in ("CR", "static")]
     assert "1 of 3" in reason(replace(HIGHER, match=["model"]), *PAIR, *empty)
     assert verdict(HIGHER, *empty).verdict == NOT_TESTED
+    either = replace(HIGHER, match=["model"], b=[{"schedule": "static"}, {"schedule": "LR"}])
+    others = [
+        cell(*values, schedule=name, model=f"resnet{n}")
+        for n in (20, 38)
+        for name, values in (("CR", ONE), ("static", OTHER))
+    ]
+    found = verdict(either, *PAIR, *others, cell(*OTHER, schedule="LR"))
+    assert found.verdict == SUPPORTED, "the one cell of the second arm was held against the three of the first"
+    lacking = [cell(schedule="LR", model=f"resnet{n}") for n in (20, 38)]
+    assert "1 of 3" in reason(either, *PAIR, *others, cell(*OTHER, schedule="LR"), *lacking)
 
 
 def test_ceiling_and_chance():

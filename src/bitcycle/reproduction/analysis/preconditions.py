@@ -153,12 +153,12 @@ def left_out(cells: Sequence[Cell], counted: Sequence[Cell]) -> str:
 def why_no_test(claim: Claim, contrasts: Sequence[Contrast], runs: Sequence[Run], proxy: bool) -> str:
     """Why the contrasts of a claim, and the runs that they compare, cannot decide it; empty if they can."""
     units = [unit for one in contrasts for unit in one.units]
-    wanted = max((one.wanted for one in contrasts), default=0)
-    filled = min((one.filled for one in contrasts), default=0)
     if not any(cell.runs for unit in units for cell in unit.cells):
-        return "A setting and its baseline are the same training." if filled else "The runs that it needs are missing."
-    if 2 * filled < wanted:
-        return f"Fewer than half of the cells have runs: {filled} of {wanted}."
+        same = contrasts and all(one.filled for one in contrasts)
+        return "A setting and its baseline are the same training." if same else "The runs that it needs are missing."
+    least = min(contrasts, key=lambda one: one.filled / one.wanted)
+    if 2 * least.filled < least.wanted:
+        return f"Fewer than half of the cells have runs: {least.filled} of {least.wanted}."
     published = proxy and not claim.arms and bool(claim.reference)
     return (
         _saturated(claim, units)

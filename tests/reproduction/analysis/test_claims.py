@@ -319,6 +319,11 @@ def test_every_cell_has_to_agree():
     found = verdict(replace(claim, each=True), *PAIR, *more)
     assert found.verdict == CONTRADICTED and found.estimate == pytest.approx(np.mean(OTHER) - np.mean(ONE) - 3)
     assert "in every cell" in found.rule
+    either = replace(claim, b=[{"schedule": "static"}, {"schedule": "LR"}])
+    for each in (False, True):
+        assert verdict(replace(either, each=each), *PAIR, cell(schedule="LR")).verdict == NOT_TESTED, (
+            "an arm without runs"
+        )
 
 
 def test_whether_the_published_size_lies_in_the_interval():

@@ -75,7 +75,8 @@ def _all_hold(claim: Claim, several: Sequence[Outcome | None]) -> Outcome | None
 def _contrasts(
     claim: Claim, cells: Sequence[Cell], arm_a: Sequence[Cell], arms_b: Sequence[Sequence[Cell]]
 ) -> list[Contrast]:
-    """One contrast per arm b; per setting or pair of settings if each of these must satisfy the predicate."""
+    """One contrast per arm b; per setting or pair of settings if each of these must satisfy the predicate and every arm has
+    runs."""
     if claim.predicate == "all_equivalent":
         filled = [cell for cell in arm_a if cell.runs]
         pairs = [contrast([one], [two], claim.match, claim.metrics) for two, one in combinations(filled, 2)]
@@ -84,7 +85,7 @@ def _contrasts(
         return [_unpaired(arm_a, claim.metrics[0])]
     minus = None if claim.minus is None else (select(cells, claim.where, claim.minus), claim.minus_match)
     whole = [contrast(arm_a, arm_b, claim.match, claim.metrics, minus) for arm_b in arms_b]
-    if claim.predicate == "none_better" or claim.each:
+    if (claim.predicate == "none_better" or claim.each) and all(one.units for one in whole):
         return _distinct(replace(one, units=(unit,)) for one in whole for unit in one.units)
     return whole
 

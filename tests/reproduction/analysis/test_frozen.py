@@ -95,6 +95,13 @@ def test_a_withdrawn_claim_can_be_frozen_anew(tmp_path):
         read_families(tmp_path)
 
 
+def test_a_withdrawn_test_decides_nothing_also_if_it_was_not_changed_yet():
+    home = replace(family(HIGHER), withdrawn=["x/y-c1"])
+    (found,) = judge([HIGHER], {"x/y": Results("mini", PAIR)}, Pool([]), [home])
+    assert (found.verdict, found.leaning, found.decided) == (EXPLORATORY, SUPPORTED, False)
+    assert "withdrawn" in found.reason and found.p_corrected is None
+
+
 def test_new_seeds_in_a_family_of_its_own_decide_an_amended_claim():
     amended = replace(HIGHER, amended="24 November 2026: another margin")
     (found,) = judge([amended], {"x/y": Results("mini", PAIR)}, Pool([]), [])

@@ -215,12 +215,14 @@ def _why_untested(claim: Claim, cells: Sequence[Cell], counted: Sequence[Cell], 
 
 def _mark_changed_test(one: Judged) -> None:
     """A test that was changed after a result decides nothing until it is frozen, and the new seeds of its family are trained; one
-    that differs from the frozen one decides nothing."""
+    that differs from the frozen one decides nothing, nor does one that was withdrawn."""
     claim, family, row, _ = one
     if row.verdict != UNDECIDED or row.p_raw is None:
         return
     if family is not None and differs(claim, family):
         _explore(row, claim.amended or "it differs from the frozen one")
+    elif family is not None and claim.id in family.withdrawn:
+        _explore(row, "the frozen one was withdrawn")
     elif claim.amended and family is None:
         _explore(row, claim.amended)
     elif claim.amended:

@@ -55,6 +55,16 @@ def test_ceiling_and_chance():
     assert "chance" in reason(HIGHER, cell(10.7, 9.8, 11.9, schedule="CR"), cell(9.5, 10.6, 9.8, schedule="static"))
 
 
+def test_the_preconditions_hold_for_every_part():
+    """A claim with "and" was supported though its second part compared 99.7 with 99.6 %, or runs of unequal lengths."""
+    claim = replace(HIGHER, also=[{"a": {"schedule": "RTH"}, "b": {"schedule": "LR"}}])
+    top = cell(99.7, 99.8, 99.9, 99.75, schedule="RTH"), cell(99.5, 99.6, 99.75, 99.6, schedule="LR")
+    assert "ceiling" in reason(claim, *PAIR, *top)
+    longer = cell(*ONE, schedule="RTH", steps=2000), cell(*OTHER, schedule="LR")
+    assert "Unequal training lengths" in reason(claim, *PAIR, *longer)
+    assert verdict(claim, *PAIR, cell(*ONE, schedule="RTH"), longer[1]).verdict == SUPPORTED
+
+
 def test_chance_is_the_share_of_the_largest_class():
     """319 of the 1,000 test papers of Cora belong to one class: a network that names it always has 31.9 %."""
     arms = [

@@ -28,7 +28,7 @@ from bitcycle.reproduction.analysis.claims import (
     rule_of,
     tested_reference,
 )
-from bitcycle.reproduction.analysis.contrast import Pool
+from bitcycle.reproduction.analysis.contrast import Contrast, Pool
 from bitcycle.reproduction.analysis.facts import described, select
 from bitcycle.reproduction.analysis.frozen import LEAST_POWER, Family, differs, due_look, family_of
 from bitcycle.reproduction.analysis.labels import proxy_label
@@ -185,9 +185,11 @@ def _tested(
         row = replace(_new_row(claim), scale=scale, verdict=NO_TEST, scope=_scope(scale, cells), reason=reason)
         return Judged(claim, family, row) if reason else None
     row = _estimated(claim, scale, first)
-    runs = list({run.training: run for one in first.contrasts for run in one.runs}.values())
-    row.trainings = len(runs)
-    if reason := why_no_test(claim, first.contrasts, runs, proxy=bool(row.scope) and scale != "paper"):
+    row.trainings = len(_runs_of(first.contrasts))
+    proxy = bool(row.scope) and scale != "paper"
+    tested = ((part, one.contrasts) for part, one in zip(parts, outcomes) if one is not None)
+    reasons = (why_no_test(part, contrasts, _runs_of(contrasts), proxy) for part, contrasts in tested)
+    if reason := next(filter(None, reasons), ""):
         row.verdict, row.reason = NO_TEST, reason
         return Judged(claim, family, row, first)
     _set_p_value(row, parts, outcomes)
@@ -198,6 +200,11 @@ def _tested(
         row.verdict, row.leaning, row.seeds_needed = NOT_TESTED, "", _seeds_needed(claim, first, 1)
         row.reason = _joined(f"power {row.power:.2f} at the published effect, below one half", row.reason)
     return Judged(claim, family, row, first)
+
+
+def _runs_of(contrasts: Iterable[Contrast]) -> list[Run]:
+    """The distinct runs that contrasts compare."""
+    return list({run.training: run for one in contrasts for run in one.runs}.values())
 
 
 def _joined(*words: str) -> str:

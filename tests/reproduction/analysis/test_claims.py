@@ -154,6 +154,11 @@ def test_spreads_are_compared_by_an_f_test_of_pooled_variances():
     below = 1 - (1 + 2 * 0.25 / 4) ** -2
     assert (ratio, df) == (pytest.approx(0.5), 2)
     assert p == pytest.approx((2 * below, 1.0))
+    assert rule.spread_test([*ours, []], theirs)[3] == p, "a setting without values was a degree of freedom less"
+    for pair in ((ours, [[73.1, 73.1, 73.1]]), ([[73.1, 73.1, 73.1]], ours)):
+        assert rule.spread_test(*pair)[3] == rule.UNTESTED, (
+            "of accuracies in whole percent one in five was certain, p = 0"
+        )
 
 
 def test_of_several_tests_the_one_that_supports_least_is_shown():

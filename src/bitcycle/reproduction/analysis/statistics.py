@@ -180,14 +180,15 @@ def spread_test(
     a: Sequence[Sequence[float]], b: Sequence[Sequence[float]]
 ) -> tuple[float, tuple[float, float] | None, float, PValues]:
     """F test of whether the variance between seeds, pooled over the settings of an arm, is smaller in arm a than in b. Returns
-    the ratio of the standard deviations, its 95 % interval, the degrees of freedom, and the p-values."""
+    the ratio of the standard deviations, its 95 % interval, the degrees of freedom, and the p-values. Values that are all equal,
+    as those of a coarse metric can be, have no variance that could be compared."""
     pooled = []
     for groups in (a, b):
-        df = sum(len(group) - 1 for group in groups)
-        squares = sum(float(np.var(group)) * len(group) for group in groups)
+        df = sum(max(0, len(group) - 1) for group in groups)
+        squares = sum(float(np.var(group)) * len(group) for group in groups if len(set(group)) > 1)
         pooled.append((squares / df if df else math.nan, df))
     (one, n), (other, m) = pooled
-    if not n or not m or not other:
+    if not n or not m or not one or not other:
         return math.nan, None, 0, UNTESTED
     ratio = one / other
     p = float(stats.f.cdf(ratio, n, m))

@@ -184,6 +184,18 @@ def test_panels_of_one_seed_are_no_further_evidence_of_a_trend():
     assert verdict(claim, *one, *lacking).n == 2, "a seed that lacks a panel does not count"
 
 
+def test_seeds_that_lack_a_cell_of_a_place_do_not_count_in_a_trend():
+    """A seed without the worse of two networks at some places rose there: the trend of four seeds was half of that of two."""
+    claim = Claim("x/y-c1", "falls", predicate="falling", a={"schedule": "CR"}, by="schedule.cycles")
+    values = [[level - n + 0.1 * seed for seed in range(4)] for n in range(4) for level in (90, 60)]
+    models = ("resnet38", "resnet74")
+    cells = [cell(*row, schedule="CR", schedule__cycles=n // 2, model=models[n % 2]) for n, row in enumerate(values)]
+    assert verdict(claim, *cells).estimate == pytest.approx(-1)
+    lacking = [replace(each, runs=each.runs[:2]) if n in (3, 7) else each for n, each in enumerate(cells)]
+    found = verdict(claim, *lacking)
+    assert (found.estimate, found.n) == (pytest.approx(-1), 2)
+
+
 def test_only_trainings_of_seeds_that_count_are_counted():
     more = cell(*ONE, 71.5, schedule="CR", model="resnet38"), cell(*OTHER, 70.5, schedule="static", model="resnet38")
     found = verdict(replace(HIGHER, match=["model"]), *PAIR, *more)

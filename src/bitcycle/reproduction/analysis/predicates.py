@@ -189,12 +189,14 @@ def _trend(claim: Claim, by: str, arm_a: Sequence[Cell], arm_b: Sequence[Cell]) 
 
 
 def _at(claim: Claim, cells: Sequence[Cell], arm_b: Sequence[Cell], seed: str) -> float | None:
-    """The value of a seed at one place of a trend: of the claim's function, or the mean of its metric, minus that of arm b."""
+    """The value of a seed at one place of a trend: of the claim's function, or the mean of its metric, minus that of arm b. None
+    (nan) if a cell with runs lacks this seed."""
     if claim.function:
         return PER_SEED[claim.function](cells, [], seed)
 
     def mean(several: Sequence[Cell], metric: str) -> float:
-        return float(pd.Series([readings(cell, metric).get(seed) for cell in several], dtype=float).mean())
+        distinct = {cell.runs[0].row["hash"]: cell for cell in several if cell.runs}.values()
+        return float(pd.Series([readings(cell, metric).get(seed) for cell in distinct], dtype=float).mean(skipna=False))
 
     own = mean(cells, claim.metrics[0])
     return own - mean(agreeing(cells[0], arm_b, claim.match), claim.metrics[1]) if arm_b else own

@@ -89,6 +89,16 @@ def test_one_seed_decides_with_the_deviation_of_others_alone():
     assert verdict(HIGHER, *longer, pool=pool).p_raw is None
 
 
+def test_the_pooled_deviation_is_that_of_differences():
+    """What a seed does to all settings is not in it: two seeds 5 points above a number by chance were certainly above it."""
+    claim = Claim("x/y-c1", "it reaches 70 %", predicate="higher", a={"schedule": "CR"}, reference=70.0)
+    seed, noise = np.array([3.0, 7.0]), np.random.default_rng(0).normal(0, 0.5, (7, 2))
+    every = [cell(*(70 + seed + noise[n]), scale="paper", schedule="CR", schedule__cycles=n) for n in range(7)]
+    pool = Pool([run for one in every for run in one.runs])
+    found = verdict(claim, every[0], scale="paper", pool=pool)
+    assert (found.verdict, found.n, found.low, found.p_raw) == (UNDECIDED, 2, None, None)
+
+
 @pytest.mark.parametrize("bad", [math.nan, math.inf])
 def test_numbers_that_are_not_finite_decide_nothing(bad):
     """Their standard error is nan, and max(0, nan) is 0: a claim and its opposite were both certain. A seed with nan was left

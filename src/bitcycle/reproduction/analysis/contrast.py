@@ -172,7 +172,10 @@ class Contrast:
         return Estimate(mean, error, df, values.shape[1])
 
     def _pooled_error(self, pool: Pool) -> tuple[float | None, float]:
-        """Standard error of the weighted sum of runs, with Welch-Satterthwaite degrees of freedom."""
+        """Standard error of the weighted sum of runs, with Welch-Satterthwaite degrees of freedom; unknown without an arm b, as
+        the pooled deviation is without what a seed does to all settings, which only a difference cancels."""
+        if not all(unit.b for unit in self.units):
+            return None, 0
         variances: dict[tuple[Group, str], float] = defaultdict(float)
         freedom: dict[tuple[Group, str], int] = {}
         for run, metric, weight in self.weights:

@@ -150,6 +150,18 @@ def test_runs_of_unequal_lengths_are_not_compared():
     plt.close("all")
 
 
+def test_rows_of_equal_names_have_the_settings_in_which_they_differ():
+    """The four learning rates of CPT's table 1 were four rows of equal names."""
+    rates = [made_up(70.0 - rate, **CYCLIC, **SMALL, training__learning_rate__initial=rate) for rate in (0.1, 0.01)]
+    cells = (*rates, made_up(70.0, **STATIC, **SMALL))
+    rows = [row for row in records(data_of("cpt/table1", *cells)) if row["source"] == "ours"]
+    assert [row["setting"].rpartition(", ")[2] for row in rows] == [
+        "training.learning_rate.initial=0.1",
+        "training.learning_rate.initial=0.01",
+        "",
+    ]
+
+
 def test_published_deviations_are_shown():
     rows = records(data_of("better/table1"))
     assert {row["published deviation"] for row in rows if row["published"] == "92.23"} == {"0.09"}

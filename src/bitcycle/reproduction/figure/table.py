@@ -164,7 +164,7 @@ def our_table(data: ItemData) -> Table:
     shown = panels_of(data)
     parts = [part for panel in shown for part in by_length(panel)]
     modelled = any(row["metric"].endswith(MODELLED) for row in data.published)
-    records = [record for part in parts for record in our_records(part, data.spec, modelled)]
+    records = [record for part in parts for record in told_apart(part, our_records(part, data.spec, modelled))]
     proxies = sorted({name for panel in shown for name in panel.proxy_for})
     words = f", proxies for {'; '.join(proxies)}" if proxies else ""
     return Table.without_empty(f"Our runs{words}; each training once", records, data.spec.measures)
@@ -178,6 +178,22 @@ def setting_words(cell: Cell) -> str:
     found = {key: cell.setting(key, usual) for key, usual in special.items()}
     words += [str(value).replace("_", " ") for key, value in found.items() if value != special[key]]
     return ", ".join(filter(None, words))
+
+
+NAMES = ("network", "data", "steps", "method", "schedule", "forward bits", "gradient bits", "setting")
+"""The columns of our runs that name a setting."""
+
+
+def told_apart(panel: Panel, records: Iterable[dict[str, str]]) -> Iterator[dict[str, str]]:
+    """The rows of a panel; those of equal names with the settings in which they differ, such as a learning rate."""
+    rows, alike = list(zip(panel.cells, records, strict=True)), defaultdict[tuple[str, ...], list[Cell]](list)
+    for cell, record in rows:
+        alike[tuple(record[name] for name in NAMES)].append(cell)
+    for cell, record in rows:
+        several = [one.ours for one in alike[tuple(record[name] for name in NAMES)]]
+        differing = sorted(key for key in cell.ours if len({ours.get(key) for ours in several}) > 1)
+        words = [record["setting"], *(f"{key}={cell.ours[key]}" for key in differing)]
+        yield {**record, "setting": ", ".join(filter(None, words))}
 
 
 def our_records(panel: Panel, spec: Spec, on_accelerator: bool = False) -> Iterator[dict[str, str]]:

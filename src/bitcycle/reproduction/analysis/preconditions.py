@@ -156,7 +156,7 @@ def why_no_test(claim: Claim, contrasts: Sequence[Contrast], runs: Sequence[Run]
     if not any(cell.runs for unit in units for cell in unit.cells):
         same = contrasts and all(one.filled for one in contrasts)
         return "A setting and its baseline are the same training." if same else "The runs that it needs are missing."
-    least = min(contrasts, key=lambda one: one.filled / one.wanted)
+    least = min(contrasts, key=lambda one: one.filled / max(one.wanted, 1))
     if 2 * least.filled < least.wanted:
         return f"Fewer than half of the cells have runs: {least.filled} of {least.wanted}."
     published = proxy and not claim.arms and bool(claim.reference)

@@ -138,6 +138,34 @@ def test_a_part_that_chooses_what_no_run_has_is_refused(root, only, words):
         Part("paper/a", scale="smoke", only=only).expand(root, "r")
 
 
+@pytest.mark.parametrize(
+    ("fields", "words"),
+    [
+        ({"overrides": {"scale": "mini"}}, "overrides.scale=mini: is not replaced here, in the entry of paper/a"),
+        ({"overrides": {"results_root": "r"}}, "overrides.results_root=r: .* Remedy: use --results-root"),
+        ({"overrides": {"seed": [7, 8]}, "seeds": 3}, "seeds=3: has no effect: paper/a or `overrides` set .* to 7, 8"),
+        (
+            {"seeds": 0},
+            "seeds=0: is not a number of seeds, in the entry of paper/a. Remedy: write a whole number from 1",
+        ),
+        ({"seeds": "two"}, "seeds=two: is not a number of seeds"),
+        ({"only": ["CR"]}, "only=.'CR'.: is not a mapping, in the entry of paper/a"),
+        ({"overrides": None}, "overrides=null: is not a mapping"),
+    ],
+)
+def test_a_part_with_what_would_have_no_effect_is_refused(root, fields, words):
+    """Scale and seeds were ignored, no seeds were no runs, and other types ended with a traceback."""
+    with pytest.raises(SettingError, match=words):
+        Part("paper/a", **{"scale": "smoke", **fields}).expand(root, "r")
+
+
+def test_some_of_the_seeds_of_a_part_can_be_chosen(root):
+    runs = Part("paper/a", scale="smoke", only={"seed": [1, 3]}, seeds=4).expand(root, "r")
+    assert {run["seed"] for run in runs} == {"1", "3"}
+    with pytest.raises(SettingError, match="seeds=2: has no effect: board/methods"):
+        Part("board/methods", seeds=2).expand(ROOT, "r")
+
+
 def test_runs_come_in_the_order_of_the_plan_shared_ones_once_and_failed_ones_last(root):
     planned = campaign(root, Part("paper/b", scale="smoke"), Part("paper/a", scale="smoke"))
     assert len(planned.distinct()) == 7

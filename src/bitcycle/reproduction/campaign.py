@@ -73,8 +73,9 @@ class Part:
     seeds: int | None = None  # number of seeds, replacing the sweep's
 
     def expand(self, root: Path, results_root: str) -> list[Overrides]:
-        """The settings of every run. Raises SettingError for a sweep or a scale that does not exist, and for settings and
-        values of `only` that no chosen run has."""
+        """The settings of every run. Raises SettingError for a sweep or a scale that does not exist, for settings and values
+        of `only` that no chosen run has, and for what would have no effect."""
+        self._check()
         sweep = read_sweep(root / "sweeps" / f"{self.sweep}.yaml")
         if self.seeds is not None:
             sweep = replace(sweep, trials={**sweep.trials, self.scale: self.seeds})
@@ -91,7 +92,27 @@ class Part:
             for value in sorted(values - {run.get(key) for run in chosen}):
                 problem = f"is a value of no run of {self.sweep} that is chosen at {self.scale} scale"
                 raise SettingError(f"only.{key}", value, problem, nearest(value, known))
+        others = {key: values for key, values in wanted.items() if key != "seed"}
+        seeds = {run["seed"] for run in runs if all(run.get(key) in values for key, values in others.items())}
+        if self.seeds is not None and seeds != set(map(str, range(self.seeds))):
+            problem = f"has no effect: {self.sweep} or `overrides` set the seeds to {', '.join(sorted(seeds))}"
+            raise SettingError("seeds", self.seeds, problem, "omit it, and choose seeds as in only: {seed: [0, 1]}")
         return chosen
+
+    def _check(self) -> None:
+        """Raises SettingError for values that are not of the form of a plan, and for settings that are fields of the part."""
+        for name, value in {"overrides": self.overrides, "only": self.only}.items():
+            if not isinstance(value, dict):
+                raise SettingError(
+                    name, value, f"is not a mapping, in the entry of {self.sweep}", "write {SETTING: VALUE}"
+                )
+        if self.seeds is not None and (type(self.seeds) is not int or self.seeds < 1):
+            problem = f"is not a number of seeds, in the entry of {self.sweep}"
+            raise SettingError("seeds", self.seeds, problem, "write a whole number from 1, or omit it")
+        for key, remedy in {"scale": "write `scale` beside `overrides`", "results_root": "use --results-root"}.items():
+            if key in self.overrides:
+                problem = f"is not replaced here, in the entry of {self.sweep}"
+                raise SettingError(f"overrides.{key}", self.overrides[key], problem, remedy)
 
 
 def read_plan(path: Path) -> list[Part]:
@@ -105,7 +126,10 @@ def read_plan(path: Path) -> list[Part]:
     for part in parts:
         if part.scale not in SCALES:
             raise SettingError(
-                "plan.scale", part.scale, f"is not a scale, in the entry of {part.sweep}", nearest(part.scale, SCALES)
+                "plan.scale",
+                part.scale,
+                f"is not a scale, in the entry of {part.sweep}",
+                nearest(str(part.scale), SCALES),
             )
     return parts
 

@@ -278,6 +278,25 @@ def test_a_run_in_another_process_is_waited_for(root, monkeypatch):
     assert not (root / "log.txt").exists()
 
 
+def test_a_run_that_another_process_began_at_the_same_moment_has_not_failed(root):
+    """It was reported as failed, and the campaign as well, although the other process finished the run."""
+    planned = campaign(root, Part("paper/b", scale="smoke", only={"schedule": "CR"}))
+    (run,) = planned.distinct()
+    lock = run.folder.lock()
+
+    def begin() -> None:
+        """As a sweep that starts while this campaign's process is loading its libraries."""
+        while not (root / "log.txt").exists():
+            time.sleep(0.02)
+        lock.__enter__()
+        threading.Timer(1.5, lambda: (finish(run.folder), lock.__exit__(None, None, None))).start()
+
+    (root / "train.py").write_text(TRAIN.replace('{"LR": 1}', '{"CR": 1}').replace("0.2", "0.5"))
+    threading.Thread(target=begin).start()
+    assert train(planned, LocalPool(1, method="spawn")) == EXIT_DONE
+    assert planned.done == {run.path} and not list(planned.failures())
+
+
 def test_two_campaigns_in_one_folder_are_refused(tmp_path):
     with only_campaign(tmp_path), pytest.raises(RunError, match="already running in"), only_campaign(tmp_path):
         pass

@@ -195,7 +195,7 @@ class Campaign:
             logger.info("waiting for %d runs that another process is training", len(elsewhere))
         while any(run.folder.is_in_use() for run in elsewhere):
             time.sleep(POLL_SECONDS)
-        self.done |= {run.path for run in elsewhere if run.state == "done"}
+        self.done |= {run.path for run in self.distinct() if run.state == "done"}
         self.plan_again()
         return bool(elsewhere)
 
@@ -259,6 +259,13 @@ def train(campaign: Campaign, pool: LocalPool, after_run: Callable[[], None] = l
         campaign.codes[str(run.path)] = EXIT_INTERRUPTED  # in progress
         return run, train_command(campaign.root, run.arguments)
 
+    def put_back(run: SweepRun) -> bool:
+        """Whether another process had begun the run, and trains it or has finished it."""
+        if run.state in ("running", "done"):
+            del campaign.codes[str(run.path)]
+            return True
+        return False
+
     def ended(run: SweepRun, code: int) -> None:
         nonlocal reported
         campaign.ended(run, code)
@@ -267,9 +274,9 @@ def train(campaign: Campaign, pool: LocalPool, after_run: Callable[[], None] = l
             reported = time.monotonic()
         after_run()
 
-    pool.serve(take, ended)
+    pool.serve(take, ended, put_back)
     while pool.stopped_by is None and campaign.wait_for_others():
-        pool.serve(take, ended)
+        pool.serve(take, ended, put_back)
     for line in campaign.failures():
         logger.error(line)
     logger.info(campaign.progress(pool.workers))

@@ -8,13 +8,16 @@ from itertools import pairwise
 
 import pytest
 import torch
+import yaml
 from hypothesis import given
 from hypothesis import strategies as st
 
 from bitcycle.errors import DataError, RunError
+from bitcycle.reproduction.measurement.after_sweep import read_entry
 from bitcycle.reproduction.measurement.artifacts import read_result
 from bitcycle.reproduction.measurement.job import run_command
 from bitcycle.reproduction.measurement.noise import NAMES, NoiseTest, make_noise, mix, read_snr
+from bitcycle.settings import SettingError
 from bitcycle.training.finished_run import load_run, read_run_config
 from bitcycle.training.run import execute
 from tests.conftest import plan
@@ -118,6 +121,15 @@ def test_ratios_are_read():
         read_snr("loud")
     with pytest.raises(ValueError, match="write 5:15"):
         read_snr("15:5")
+
+
+@pytest.mark.parametrize("written", ["5:15", "1:0", "-5:15", "nan"])
+def test_a_range_that_yaml_reads_as_a_number_is_refused(written):
+    """A sweep file with snr: [5:15] tested at 315 dB, that is without noise."""
+    entry = yaml.safe_load(f"{{kind: noise, snr: [{written}]}}")
+    with pytest.raises(SettingError, match=r'too large in dB. Remedy: .* quotation marks: "5:15"'):
+        read_entry(entry, "paper")
+    assert read_entry({"kind": "noise", "snr": ["5:15"]}, "paper")[0][0].snr == ["5:15"]
 
 
 @pytest.fixture(scope="module")

@@ -53,6 +53,8 @@ MAINS = 50.0
 """Frequency of hum in Hz."""
 SUFFIXES = {".wav", ".flac", ".sph", ".wv1", ".wv2", ".ogg"}
 SPECTRUM_SIZE = 512
+LOUDEST = 60.0
+"""Absolute SNRs in dB from here on are refused: YAML reads 5:15 without quotation marks as 5 x 60 + 15."""
 
 
 def mix(signal: Tensor, noise: Tensor, snr_db: float) -> Tensor:
@@ -233,12 +235,15 @@ class NoiseTest(Analysis):
 
 
 def read_snr(text: str) -> tuple[float, float]:
-    """Parse an SNR in dB; returns lower and upper bound. Raises SettingError if the text is not an SNR."""
+    """Parse an SNR in dB; returns lower and upper bound. Raises SettingError if the text is not an SNR, or too large."""
     low, _, high = text.partition(":")
     try:
         bounds = float(low), float(high or low)
     except ValueError:
         raise SettingError("snr", text, "is not an SNR in dB", "write 10, or 5:15 for random SNRs in between") from None
+    if not all(abs(bound) < LOUDEST for bound in bounds):
+        remedy = f'use less than {LOUDEST:g}; in a sweep file, a range has quotation marks: "5:15"'
+        raise SettingError("snr", text, "is too large in dB", remedy)
     if bounds[0] > bounds[1]:
         raise SettingError("snr", text, "has its bounds in the wrong order", f"write {high}:{low}")
     return bounds

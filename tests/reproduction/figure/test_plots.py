@@ -191,6 +191,20 @@ def test_methods_are_compared_with_static_precision_of_equal_cost():
     assert front == {("RTH", 0.3), ("LR", 0.498), ("CR", 0.6), ("static", 1.0)}
 
 
+def test_the_best_perplexity_on_a_board_is_the_lowest():
+    """The Pareto front was that of the worst."""
+    cells = [
+        on_board(100, 101, **STATIC),
+        on_board(120, 121, steps=1000, cost=50.0, **STATIC),
+        on_board(105, 106, cost=60.0, **CYCLIC),
+        on_board(200, 200, cost=70.0, schedule="RTH"),
+    ]
+    for run in (run for cell in cells for run in cell.runs):
+        run.row.update(metric="test_perplexity", higher_is_better="False")
+    front = {(row.cell.setting("schedule"), row.cost) for row in board.rows_of(board_of(*cells)) if row.best}
+    assert front == {("static", 0.5), ("CR", 0.6), ("static", 1.0)}
+
+
 def test_a_seed_is_compared_as_soon_as_the_static_runs_around_its_cost_have_it():
     """The longest static run has one seed, which only what costs more than the second longest needs."""
     cells = [

@@ -124,11 +124,12 @@ def rows_of(data: ItemData) -> list[Row]:
         values = {i: over_seeds(list(v.values())) for i in costs if (v := readings(panel.cells[i], COLUMN))}
         gaps = gaps_at_equal_cost(panel, costs)
         found += [Row(panel.name, panel.cells[i], costs[i], value, gaps.get(i), False) for i, value in values.items()]
-    found.sort(key=lambda row: (row.cost, -row.value.mean))
+    sign = -1 if first.runs[0].row.get("higher_is_better") == "False" else 1
+    found.sort(key=lambda row: (row.cost, -sign * row.value.mean))
     top = float("-inf")
     for place, row in enumerate(found):
-        if row.value.mean > top and row.network == our_network(first):
-            top, found[place] = row.value.mean, row._replace(best=True)
+        if sign * row.value.mean > top and row.network == our_network(first):
+            top, found[place] = sign * row.value.mean, row._replace(best=True)
     return found
 
 

@@ -66,6 +66,9 @@ def test_entries_that_are_wrong():
         ({"kind": "surfaces"}, "did you mean 'surface'"),
         ({"kind": "surface", "point": 3}, "did you mean 'points'"),
         ({"kind": "plane", "networks": [{}]}, "needs 3 networks"),
+        ({"kind": "surface", "at_scale": {"smok": {"points": 3}}}, "analyses.at_scale=smok: .* did you mean 'smoke'"),
+        ({"kind": "surface", "seeds": 0}, "analyses.seeds=0: is not a number of seeds"),
+        ({"kind": "surface", "seeds": "two"}, "analyses.seeds=two: is not a number of seeds"),
     ):
         with pytest.raises(SettingError, match=words):
             read_entry(entry, "paper")

@@ -22,6 +22,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from bitcycle.configuration import SCALES
 from bitcycle.door import parser_of
 from bitcycle.errors import EXIT_DONE, DataError, RunError
 from bitcycle.files import resource_root
@@ -43,11 +44,18 @@ KINDS: dict[str, type[Analysis]] = {kind.kind: kind for kind in (Surface, Plane,
 
 def read_entry(entry: Mapping[str, Any], scale: str) -> tuple[list[Analysis], list[dict[str, Any]]]:
     """Read an entry of `analyses` at a scale: the options for each seed, and the selected networks."""
+    for word in entry.get("at_scale", {}):
+        if word not in SCALES:
+            raise SettingError("analyses.at_scale", word, "is not one of the scales", nearest(str(word), SCALES))
     given = {key: value for key, value in entry.items() if key != "at_scale"} | entry.get("at_scale", {}).get(scale, {})
     name, networks, seeds = str(given.pop("kind", "")), given.pop("networks", []), given.pop("seeds", None)
     if name not in KINDS:
         raise SettingError("analyses.kind", name, "is not a kind of analysis", nearest(name, KINDS))
     kind = KINDS[name]
+    if seeds is not None and (type(seeds) is not int or seeds < 1):
+        raise SettingError(
+            "analyses.seeds", seeds, "is not a number of seeds", "write a whole number from 1, or omit it"
+        )
     if kind.networks > 1 and len(networks) != kind.networks:
         problem = f"an analysis of kind {name} needs {kind.networks} networks"
         raise SettingError("analyses.networks", networks, problem, f"list {kind.networks}")

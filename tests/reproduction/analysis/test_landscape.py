@@ -15,12 +15,13 @@ from bitcycle.picture.layout import UNDATED
 from bitcycle.reproduction.analysis.cells import Cell, Results
 from bitcycle.reproduction.analysis.claims import read_claims
 from bitcycle.reproduction.analysis.contrast import Pool
-from bitcycle.reproduction.analysis.metrics import rise, rise_around
+from bitcycle.reproduction.analysis.metrics import reading, rise, rise_around
 from bitcycle.reproduction.analysis.verdict import NOT_TESTED, UNDECIDED, judge
-from bitcycle.reproduction.figure.data import ItemData
+from bitcycle.reproduction.figure.data import ItemData, with_analyses_of
 from bitcycle.reproduction.figure.landscape import contours, network_name, radial_rise
 from bitcycle.reproduction.figure.make import draw_item
-from bitcycle.reproduction.measurement.artifacts import Result
+from bitcycle.reproduction.measurement.artifacts import Result, run_name, write_result
+from bitcycle.sweep.registry import Sweep
 from tests.conftest import ROOT
 from tests.reproduction.figures_cases import ITEMS, made_up
 
@@ -112,6 +113,26 @@ def test_the_loss_rises_with_the_distance():
     rises = radial_rise(made_surface(lambda r: 7 + 2 * r))
     assert list(rises) == [0.2, 0.4, 0.6, 0.8, 1.0]
     assert list(rises.values()) == pytest.approx([0.4, 0.8, 1.2, 1.6, 2.0], abs=0.05)
+
+
+def test_only_surfaces_that_the_sweep_asks_for_are_averaged(tmp_path):
+    """A surface of the test images from the command line was averaged with that of the sweep, and one of extent 0.25 ended
+    `make figures` with a StatisticsError."""
+    (made,) = made_up(90.0, schedule="CR").runs
+    run = replace(made, row={**made.row, "hash": "a"}, curves=tmp_path / "curves")
+    asked = made_surface(lambda r: r)
+    others = {"b": {"split": "test"}, "c": {"extent": 0.25}, "d": {"seed": 1}}
+    for name, options in {"a": {}, **others}.items():
+        header = {**asked.header, "options": {**asked.options, **options}, "columns": list(asked.rows[0])}
+        rows = asked.rows if name == "a" else [{**row, "loss": "9"} for row in asked.rows]
+        write_result(tmp_path / "analyses" / f"{run_name(run.row)}-{name}.csv", Result(header, rows))
+    (tmp_path / "analyses" / f"{run_name(run.row)}-e.csv").write_text("damaged")
+    sweep = Sweep(analyses=[{"kind": "surface", "points": 21, "at_scale": {"mini": {"points": 15}}}])
+    (own,) = with_analyses_of(sweep, [run])
+    assert [result.options for result in own.analyses] == [asked.options]
+    assert reading(own, "rise") == pytest.approx(0.5, abs=0.02)
+    (same,) = with_analyses_of(Sweep(), [run])
+    assert len(same.analyses) == 5
 
 
 def test_without_measurements_there_is_no_picture():

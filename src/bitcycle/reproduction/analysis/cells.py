@@ -34,6 +34,9 @@ class Run:
     row: Mapping[str, str]
     settings: Mapping[str, Any]
     curves: Path = Path()
+    wanted: Optional[Sequence[tuple[str, Mapping[str, Any]]]] = (
+        None  # kind and options of analyses that count; None: all
+    )
 
     def number(self, name: str) -> float | None:
         """The number in a column; None if it has none."""
@@ -59,8 +62,9 @@ class Run:
 
     @cached_property
     def analyses(self) -> list[Result]:
-        """The results of its analyses; an analysis of several runs belongs to the last of them."""
-        return collected(self.curves.parent / ANALYSES, self.row)
+        """The results of its analyses that count; an analysis of several runs belongs to the last of them."""
+        found = collected(self.curves.parent / ANALYSES, self.row)
+        return [result for result in found if self.wanted is None or any(result.is_of(*one) for one in self.wanted)]
 
     @property
     def epochs(self) -> float:

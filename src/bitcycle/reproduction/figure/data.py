@@ -1,13 +1,14 @@
 """Data of an item for pictures, tables and the page: its runs in comparable groups, and differences paired by seed."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from functools import cache
 from pathlib import Path
 from typing import Any, Optional
 
 import yaml
 
+from bitcycle.configuration import SCALES
 from bitcycle.reproduction.analysis.cells import Cell, Results, Run, find_results
 from bitcycle.reproduction.analysis.collect import is_accuracy
 from bitcycle.reproduction.analysis.contrast import Pool, contrast
@@ -18,6 +19,7 @@ from bitcycle.reproduction.analysis.metrics import estimate_of, readings
 from bitcycle.reproduction.analysis.preconditions import CEILING
 from bitcycle.reproduction.analysis.statistics import Estimate, over_seeds
 from bitcycle.reproduction.manifest import MANIFEST, read_manifest
+from bitcycle.reproduction.measurement.after_sweep import read_entry
 from bitcycle.sweep.registry import Sweep, read_sweep
 
 ANALYSE = "python -m bitcycle analyse"
@@ -78,9 +80,22 @@ def gather(item: Item, pool: Pool, root: Path) -> ItemData:
     """Collect the data of an item of a repository."""
     file, published = item.sweep_file(root / SWEEP_FOLDER), root / PUBLISHED
     manifest = root / MANIFEST / file.parent.name / f"{file.stem}.csv" if file else Path()
-    results = find_results(read_manifest(manifest), pool.runs) if file else Results()
+    sweep = read_sweep(file) if file else Sweep()
+    results = find_results(read_manifest(manifest), with_analyses_of(sweep, pool.runs)) if file else Results()
     numbers, digitized = (read_published(item, published, suffix) for suffix in ("", "_digitized"))
-    return ItemData(item, results, numbers, digitized, root, file, read_sweep(file) if file else Sweep(), pool)
+    return ItemData(item, results, numbers, digitized, root, file, sweep, pool)
+
+
+def with_analyses_of(sweep: Sweep, runs: Sequence[Run]) -> Sequence[Run]:
+    """The runs, with only those analyses that the sweep asks for; others, as from the command line, have other options and are
+    not averaged with them."""
+    if not sweep.analyses:
+        return runs
+    wanted = {
+        scale: [(one.kind, asdict(one)) for entry in sweep.analyses for one in read_entry(entry, scale)[0]]
+        for scale in SCALES
+    }
+    return [replace(run, wanted=wanted[run.row["scale"]]) for run in runs]
 
 
 @dataclass(frozen=True)

@@ -122,7 +122,8 @@ def inputs_of(data: ItemData) -> list[Any]:
     noise = sorted({pool.deviation(run, data.spec.column) for run in every}, key=str)
     over_time = any(picture.get("time") for picture in data.spec.pictures)
     shared = [pool.shared_machine(run) for run in every] if over_time else []
-    return [data.item.title, data.results.scale, cells, runs, list(data.published), list(data.digitized), noise, shared]
+    numbers = list(data.published), list(data.digitized)
+    return [data.item.title, data.results.scale, cells, runs, *numbers, noise, shared, data.sweep.analyses]
 
 
 def write_picture(name: str, inputs: list[Any], path: Path, draw: Callable[[], Drawing | None]) -> Picture | None:

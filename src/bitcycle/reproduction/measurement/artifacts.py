@@ -39,6 +39,12 @@ class Result:
         """Options of the analysis."""
         return dict(self.header["options"])
 
+    def is_of(self, kind: str, options: Mapping[str, Any]) -> bool:
+        """Whether it is of a kind with these options; one that is missing, as it was added later, had its value."""
+        if self.header.get("kind") != kind:
+            return False
+        return all(self.options.get(name, value) == value for name, value in options.items())
+
     def numbers(self, column: str) -> list[float]:
         """The values of a numeric column."""
         return [float(row[column]) for row in self.rows]

@@ -79,3 +79,11 @@ def test_entries_that_are_wrong():
     sweep = Sweep(analyses=[{"kind": "corruption", "networks": [{"schedule": "hlhlp"}]}])
     assert jobs_of(sweep, "paper", [waiting]) == [None], "it was left out instead of waiting, too"
     assert after_sweep.main(["cpt/fig22"], ROOT) == 2
+
+
+def test_a_misspelled_setting_is_not_a_run_that_is_waited_for(capsys):
+    """`bitcycle analyse cpt/fig2 scal=smoke` waited for the runs of the paper, with exit code 0."""
+    assert after_sweep.main(["cpt/fig2", "scal=smoke", "dry_run=true"], ROOT) == 2
+    printed = capsys.readouterr()
+    assert "cpt/fig2: 3 of 3 runs, wrong configuration: scal=...: unknown setting" in printed.err
+    assert "did you mean 'scale'" in printed.err

@@ -13,7 +13,7 @@ A sweep file lists its analyses under `analyses`:
 `networks` selects runs by their settings in the sweep; `phase` selects the network at the end of that phase. The
 selection is repeated for each training seed. If the kind analyses a single network, it is applied to each of them.
 Without sweeps on the command line, all files of `sweeps/` are used. The command accepts the settings of train.py, such
-as `scale`, `results_root`, `data_root` and `dry_run=true`.
+as `scale`, `results_root`, `data_root` and `dry_run=true`. Figures and claims of a sweep use only the analyses that it lists.
 """
 
 import sys
@@ -24,7 +24,7 @@ from typing import Any
 
 from bitcycle.configuration import SCALES
 from bitcycle.door import parser_of
-from bitcycle.errors import EXIT_DONE, DataError, RunError
+from bitcycle.errors import EXIT_DONE, EXIT_WRONG_CONFIGURATION, DataError, RunError
 from bitcycle.files import resource_root
 from bitcycle.guard import guarded
 from bitcycle.reproduction.measurement.artifacts import read_result
@@ -124,7 +124,7 @@ def run_jobs(name: str, jobs: Sequence[Job | None], dry_run: bool = False) -> in
 
 def analyse(sweeps: Mapping[str, Sweep], fixed: Mapping[str, str], conf: Path) -> int:
     """Run every analysis of some sweeps whose runs are finished and that has no result yet; `fixed` are settings of the command
-    line. Returns the worst exit code; an analysis whose runs are missing counts as 0."""
+    line. Returns the worst exit code; an analysis whose runs are missing counts as 0, unless their configuration is wrong."""
     settings = {key: value for key, value in fixed.items() if key != "dry_run"}
     scale, dry_run = settings.get("scale", "paper"), fixed.get("dry_run", "false").lower()
     if dry_run not in ("true", "false"):
@@ -133,6 +133,12 @@ def analyse(sweeps: Mapping[str, Sweep], fixed: Mapping[str, str], conf: Path) -
     with composing(conf) as compose:
         for name, sweep in sweeps.items():
             runs = index_runs(sweep.expand(scale, settings), compose)
+            if wrong := [run for run in runs if run.state == "wrong"]:
+                print(
+                    f"{name}: {len(wrong)} of {len(runs)} runs, wrong configuration: {wrong[0].problem}",
+                    file=sys.stderr,
+                )
+                worst = max(worst, EXIT_WRONG_CONFIGURATION)
             worst = max(worst, run_jobs(name, jobs_of(sweep, scale, runs), dry_run == "true"))
     return worst
 

@@ -9,7 +9,7 @@ import pytest
 import scipy.stats
 import yaml
 
-from bitcycle.picture.layout import render
+from bitcycle.picture.layout import panels, render
 from bitcycle.reproduction.analysis.cells import Cell, Results
 from bitcycle.reproduction.analysis.contrast import Pool
 from bitcycle.reproduction.analysis.items import PAPERS, Item
@@ -17,8 +17,8 @@ from bitcycle.reproduction.analysis.statistics import over_seeds
 from bitcycle.reproduction.figure import board, data
 from bitcycle.reproduction.figure.data import ItemData, differences, panels_of, status_line, timed
 from bitcycle.reproduction.figure.make import draw_item, inputs_of, make_item, write_picture
-from bitcycle.reproduction.figure.plots import forest, side_by_side
-from bitcycle.reproduction.figure.style import Drawing
+from bitcycle.reproduction.figure.plots import draw_curve, forest, side_by_side
+from bitcycle.reproduction.figure.style import Drawing, Style
 from tests.conftest import ROOT
 from tests.reproduction.figures_cases import CYCLIC, ITEMS, SMALL, STATIC, claim_result, data_of, made_up, proxied
 
@@ -121,6 +121,19 @@ def test_two_evaluations_are_no_curve():
         steps = list(range(100, 1100, 100))
         object.__setattr__(cell.runs[0], "curve", {"evaluations": {"step": steps, "value": steps, "gbitops": steps}})
     assert "band" in drawn(data).caption
+
+
+def test_a_curve_over_costs_that_depend_on_the_seed_has_their_means():
+    """FracTrain's mean accuracy over seeds stood at the costs of the first seed."""
+    cell = made_up(90.0, 92.0, schedule="fractrain", **SMALL)
+    for run, cost in zip(cell.runs, (1.0, 3.0)):
+        steps = list(range(1, 6))
+        evaluations = {"step": steps, "gbitops": [cost * step for step in steps], "value": [50.0] * 5}
+        object.__setattr__(run, "curve", {"evaluations": evaluations})
+    figure, (axes,) = panels(1)
+    draw_curve(axes, cell, Style("FracTrain"), "gbitops")
+    assert list(axes.get_lines()[0].get_xdata()) == [2.0, 4.0, 6.0, 8.0, 10.0]
+    plt.close(figure)
 
 
 def test_points_of_equal_cost_stand_side_by_side():

@@ -285,11 +285,12 @@ def evaluations(cell: Cell) -> list[dict[str, list[Any]]]:
 
 
 def draw_curve(axes: Axes, cell: Cell, style: Style, x: str) -> None:
-    """Draw the mean curve of a cell with a band of one standard deviation."""
+    """Draw the mean curve of a cell, against the mean cost if its precision depends on the seed, with a band of one standard
+    deviation."""
     found = evaluations(cell)
     length = min(len(curve["step"]) for curve in found)
-    values, places = np.array([curve["value"][:length] for curve in found]), found[0][x][:length]
-    means = values.mean(0)
+    values, places = (np.array([curve[name][:length] for curve in found]) for name in ("value", x))
+    means, places = values.mean(0), places.mean(0)
     axes.plot(places, means, color=style.colour, linewidth=1.4, label=style.label)
     if len(found) > 1:
         spread = values.std(0, ddof=1)

@@ -146,7 +146,7 @@ def test_a_run_that_begins_from_another_comes_after_it_and_none_is_tried_twice(s
     class Pool:
         stopped_by, workers = None, 1
 
-        def serve(self, take, ended):
+        def serve(self, take, ended, put_back):
             while (taken := take()) is not None:
                 run, command = taken
                 trained.append(run.path)

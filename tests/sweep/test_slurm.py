@@ -348,6 +348,9 @@ def test_what_is_wrong_is_said(slurm, tmp_path):
         ("poll_seconds", "often", "is not a number of 0 or more"),  # noticed after the submission
         ("gpus_per_node", "a100:2", "is not a number of 0 or more"),
         ("setup", "module load cuda", r"is not a list. Remedy: write hydra.launcher.setup=\['module load cuda'\]"),
+        ("name", "cpt/table6", "does not name a folder and its jobs. Remedy: use letters"),  # submitted twice
+        ("name", "a|b", "does not name a folder"),
+        ("name", None, "does not name a folder"),
         ("timeout_min", 2, r"leaves no time to train.* 120 s .*lower hydra.launcher.signal_delay_s"),
     ],
 )

@@ -8,6 +8,7 @@ every cluster has, and loses the results of all runs when one fails. So is the r
 import io
 import logging
 import os
+import re
 import shutil
 import sys
 from collections.abc import Iterator, Mapping, Sequence
@@ -187,8 +188,11 @@ def check(parameters: Mapping[str, Any]) -> None:
         if not isinstance(number, int | float) or number < least:
             remedy = "write a number" + (", or null" if name in LEAST_OR_NULL else "")
             raise SettingError(f"hydra.launcher.{name}", number, f"is not a number of {least} or more", remedy)
-    setup, minutes, warning = parameters.get("setup"), parameters.get("timeout_min"), parameters["signal_delay_s"]
-    if isinstance(setup, str):
+    name, minutes, warning = parameters["name"], parameters.get("timeout_min"), parameters["signal_delay_s"]
+    if not re.fullmatch(r"[\w.-]+", str(name or "")):  # SLURM's queue, in which runs are found by it, would be misread
+        problem = "does not name a folder and its jobs"
+        raise SettingError("hydra.launcher.name", name, problem, "use letters, digits and . _ - only")
+    if isinstance(setup := parameters.get("setup"), str):
         raise SettingError("hydra.launcher.setup", setup, "is not a list", f"write hydra.launcher.setup=['{setup}']")
     if isinstance(minutes, (int, float)) and 60 * minutes <= warning:
         problem = f"leaves no time to train: each run is told to stop {warning} s before its limit (signal_delay_s)"

@@ -315,6 +315,13 @@ def test_a_run_on_several_gpus_is_as_many_tasks(slurm, tmp_path, impatient):
     assert "--kill-on-bad-exit=1 " in script.splitlines()[-1]
 
 
+def test_options_of_srun_are_added(slurm, tmp_path, impatient):
+    """A parameter of hydra-submitit-launcher; it ended the sweep with a TypeError."""
+    launcher(tmp_path, srun_args=["--mpi=none"], gpus_per_node=2).launch_into([["seed=0"]], [tmp_path / "seed=0"])
+    command = (slurm / "sbatch.script.1").read_text().splitlines()[-1]
+    assert "--cpus-per-task=2 --kill-on-bad-exit=1 --mpi=none " in command
+
+
 def test_arrays_that_slurm_refuses_leave_the_others_alone(slurm, tmp_path, impatient):
     fake(
         slurm,
@@ -348,6 +355,7 @@ def test_what_is_wrong_is_said(slurm, tmp_path):
         ("poll_seconds", "often", "is not a number of 0 or more"),  # noticed after the submission
         ("gpus_per_node", "a100:2", "is not a number of 0 or more"),
         ("setup", "module load cuda", r"is not a list. Remedy: write hydra.launcher.setup=\['module load cuda'\]"),
+        ("srun_args", "--mpi=none", r"is not a list. Remedy: write hydra.launcher.srun_args=\['--mpi=none'\]"),
         ("name", "cpt/table6", "does not name a folder and its jobs. Remedy: use letters"),  # submitted twice
         ("name", "a|b", "does not name a folder"),
         ("name", None, "does not name a folder"),

@@ -57,6 +57,7 @@ class SlurmLauncher(Launcher):
 
     def __init__(self, **parameters: Any) -> None:
         self.own = {key: parameters.pop(key) for key in OWN}
+        self.own["srun_args"] = parameters.pop("srun_args", None)
         self.parameters = {key: value for key, value in parameters.items() if value not in (None, [])}
         self.config: Any = None
 
@@ -164,7 +165,7 @@ class SlurmLauncher(Launcher):
             "stderr_to_stdout": True,
             "tasks_per_node": tasks,
             "slurm_array_parallelism": max(1, own["array_parallelism"] // arrays),
-            "slurm_srun_args": [*cpus, *["--kill-on-bad-exit=1"] * several],
+            "slurm_srun_args": [*cpus, *["--kill-on-bad-exit=1"] * several, *(own["srun_args"] or [])],
             "slurm_additional_parameters": {
                 ("requeue" if own["requeue"] else "no-requeue"): True,
                 "signal": f"{WARNING.name.removeprefix('SIG')}@{own['signal_delay_s']}",
@@ -192,8 +193,10 @@ def check(parameters: Mapping[str, Any]) -> None:
     if not re.fullmatch(r"[\w.-]+", str(name or "")):  # SLURM's queue, in which runs are found by it, would be misread
         problem = "does not name a folder and its jobs"
         raise SettingError("hydra.launcher.name", name, problem, "use letters, digits and . _ - only")
-    if isinstance(setup := parameters.get("setup"), str):
-        raise SettingError("hydra.launcher.setup", setup, "is not a list", f"write hydra.launcher.setup=['{setup}']")
+    for option in ("setup", "srun_args"):
+        if isinstance(given := parameters.get(option), str):
+            remedy = f"write hydra.launcher.{option}=['{given}']"
+            raise SettingError(f"hydra.launcher.{option}", given, "is not a list", remedy)
     if isinstance(minutes, (int, float)) and 60 * minutes <= warning:
         problem = f"leaves no time to train: each run is told to stop {warning} s before its limit (signal_delay_s)"
         raise SettingError(

@@ -110,6 +110,26 @@ def test_a_file_that_is_no_sweep_is_refused(tmp_path, text):
         read_sweep(path)
 
 
+@pytest.mark.parametrize(
+    ("field", "text", "remedy"),
+    [
+        ("trials", "3", "a number of seeds per scale"),
+        ("trials", "{smoke: '3'}", "a number of seeds per scale"),
+        ("trials", "{smoke: -1}", "a number of seeds per scale"),
+        ("grids", "{model: [resnet8, resnet20]}", "a list of mappings"),
+        ("grids", "[model]", "a list of mappings"),
+        ("at_scale", "{smoke: interpolating}", "a mapping per scale"),
+        ("at_scale", "[smoke]", "a mapping per scale"),
+    ],
+)
+def test_a_field_of_another_form_is_named(field, text, remedy, tmp_path):
+    """Most ended in an AttributeError or a TypeError that named neither file nor field."""
+    path = tmp_path / "sweep.yaml"
+    path.write_text(f"hydra: {{sweeper: {{{field}: {text}}}}}")
+    with pytest.raises(SettingError, match=rf"sweep\.yaml.*{field}=.*has the wrong form\. Remedy: write {remedy}"):
+        read_sweep(path)
+
+
 def test_a_sweep_file_is_read(tmp_path):
     path = tmp_path / "sweep.yaml"
     path.write_text("hydra: {sweeper: {title: t, runs: 2, grids: [{seed: [0, 1]}], at_scale: {smoke: {a: {3: 4}}}}}")

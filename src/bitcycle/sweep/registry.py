@@ -37,7 +37,7 @@ Compose = Callable[[Overrides], RunConfig | str]
 @dataclass(frozen=True)
 class Sweep:
     """The runs of one item: the fields of a sweep file, which `sweeps/README.md` explains. Raises SettingError for an unknown
-    scale."""
+    scale and for fields of another form."""
 
     title: str = ""
     published: str = ""
@@ -50,6 +50,14 @@ class Sweep:
     analyses: list[Any] = field(default_factory=list)
 
     def __post_init__(self) -> None:
+        given: dict[str, Any] = {"grids": self.grids, "trials": self.trials, "at_scale": self.at_scale}
+        for name, fits, remedy in (
+            ("grids", _are_grids, "write a list of mappings: grids: [{model: [resnet8, resnet20]}]"),
+            ("trials", _are_trials, "write a number of seeds per scale: trials: {paper: 3}"),
+            ("at_scale", _are_replacements, "write a mapping per scale: at_scale: {smoke: {model: resnet8}}"),
+        ):
+            if not fits(given[name]):
+                raise SettingError(name, given[name], "has the wrong form", remedy)
         for name, by_scale in {"trials": self.trials, "at_scale": self.at_scale}.items():
             for scale in by_scale:
                 if scale not in SCALES:
@@ -93,6 +101,18 @@ class Sweep:
         if regime not in regimes:
             raise SettingError("regime", regime, "is not in sweeps/regimes.yaml", nearest(regime, regimes))
         return {**regimes[regime], **own}
+
+
+def _are_grids(given: Any) -> bool:
+    return isinstance(given, (list, tuple)) and all(isinstance(grid, Mapping) for grid in given)
+
+
+def _are_trials(given: Any) -> bool:
+    return isinstance(given, Mapping) and all(type(seeds) is int and seeds >= 0 for seeds in given.values())
+
+
+def _are_replacements(given: Any) -> bool:
+    return isinstance(given, Mapping) and all(own is None or isinstance(own, Mapping) for own in given.values())
 
 
 def _below(root: str, value: str) -> str:

@@ -498,6 +498,13 @@ def test_evaluations_of_transformers_are_at_the_chosen_precision(word, expected,
     assert seen == {True: {3}, False: {expected}}
     with pytest.raises(SettingError, match="evaluate_at=best"):
         PrecisionCallback("CR", evaluate_at="best")
+    whole.save_model(tmp_path / "saved")
+    saved = transformers.BertForMaskedLM.from_pretrained(tmp_path / "saved")
+    callback = PrecisionCallback("CR", q_min=3, q_max=8, cycles=1, evaluate_at=word)
+    later = transformers.Trainer(saved, plain.args, callbacks=[callback], eval_dataset=data("bert"))
+    seen = seen_bits(saved)
+    later.evaluate()  # in a process that has not trained: it was at the saved bits, whatever had been asked for
+    assert seen == {True: set(), False: {expected}}
 
 
 @pytest.mark.parametrize(("word", "expected"), [("q_max", 8), ("step", 3)])
@@ -533,6 +540,16 @@ def test_evaluations_of_lightning_are_at_the_chosen_precision(word, expected, tm
     seen[False].clear()  # the trace of the first batch runs in evaluation mode, too
     whole.validate(module, loader)
     assert seen == {True: {3}, False: {expected}}
+    whole.save_checkpoint(tmp_path / "last.ckpt")
+    name, bound = PrecisionCallback("CR", q_min=3, q_max=8, cycles=1, evaluate_at=word), low_schedule()
+    for each in (name, PrecisionCallback(bound, evaluate_at=word), callback):
+        later = lightning.Trainer(default_root_dir=tmp_path, callbacks=[each], **quiet)
+        module = Module()
+        module.net = bitcycle.quantize_model(module.net)
+        seen = seen_bits(module)
+        # in a process that has not trained, or has trained another module
+        later.validate(module, loader, ckpt_path=tmp_path / "last.ckpt")
+        assert seen == {True: set(), False: {expected}}
 
 
 @pytest.mark.parametrize(

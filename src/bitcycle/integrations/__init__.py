@@ -1,9 +1,18 @@
 """Layers and trainers of other libraries; each module requires the library of its name and is imported on demand."""
 
 import math
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
-from bitcycle.schedule import Schedule
+from torch import nn
+
+from bitcycle.layer.control.controller import PrecisionController
+from bitcycle.layer.gates.gate import GateRecord
+from bitcycle.layer.state import PrecisionState
+from bitcycle.layer.twin import modules_of
+from bitcycle.precision import effective, read_precision
+from bitcycle.schedule import SCHEDULES, Schedule
 from bitcycle.schedule import schedule as make_schedule
 from bitcycle.settings import SettingError
 
@@ -39,3 +48,30 @@ def bound_schedule(
         problem = f"is bound to {schedule.length.total_steps} steps, and training has {int(total_steps)}"
         raise SettingError("schedule", schedule.name, problem, f"bind it with total_steps={int(total_steps)}")
     return schedule
+
+
+@contextmanager
+def at_highest(
+    control: PrecisionController | None, model: nn.Module, schedule: str | Schedule, options: dict[str, Any]
+) -> Iterator[None]:
+    """Context of an evaluation at the schedule's highest bits, also of a model that `control` has not trained: another one, or
+    in a process that only evaluates."""
+    states = modules_of(model, PrecisionState)
+    if control is not None and all(state in control.states for state in states):
+        with control.at_q_max():
+            yield
+        return
+    chosen = SCHEDULES.chosen(schedule)(**options).reference if isinstance(schedule, str) else schedule.reference
+    precision = effective(read_precision(chosen))
+    before = [(state, state.precision, state.is_controlled) for state in states]
+    gates = GateRecord(model)
+    chose = gates.chooses
+    gates.choose(False)
+    for state in states:
+        state.control(precision)
+    try:
+        yield
+    finally:
+        gates.choose(chose)
+        for state, its, was_controlled in before:
+            state.control(its, was_controlled)

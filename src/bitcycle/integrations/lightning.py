@@ -11,7 +11,7 @@ from weakref import WeakSet
 from lightning.pytorch import Callback
 from torch import nn
 
-from bitcycle.integrations import bound_schedule, check_evaluate_at
+from bitcycle.integrations import at_highest, bound_schedule, check_evaluate_at
 from bitcycle.layer.control.controller import PrecisionController
 from bitcycle.layer.conversion.convert import quantize_model
 from bitcycle.layer.conversion.counterpart import counterpart
@@ -148,8 +148,8 @@ class PrecisionCallback(Callback):
         pl_module.log_dict(values)
 
     def _begin_evaluation(self, trainer: Any, pl_module: Any) -> None:
-        if self.control is not None and self.evaluate_at == "q_max":
-            self._evaluation.enter_context(self.control.at_q_max())
+        if self.evaluate_at == "q_max":
+            self._evaluation.enter_context(at_highest(self.control, pl_module, self.schedule, self.options))
 
     def _end_evaluation(self, trainer: Any, pl_module: Any) -> None:
         self._evaluation.close()

@@ -33,7 +33,7 @@ from transformers.trainer_utils import has_length
 from transformers.utils.quantization_config import QuantizationConfigMixin
 
 from bitcycle.files import read_object, write_json
-from bitcycle.integrations import bound_schedule, check_evaluate_at, experts
+from bitcycle.integrations import at_highest, bound_schedule, check_evaluate_at, experts
 from bitcycle.layer.control.controller import PrecisionController
 from bitcycle.layer.conversion.by_function import ATTENTION_PRODUCTS
 from bitcycle.layer.conversion.convert import quantize_model
@@ -223,6 +223,12 @@ class PrecisionCallback(TrainerCallback):
         """Convert the model before a checkpoint is loaded into it."""
         if not any(isinstance(module, QuantizedLayer) for module in model.modules()):
             quantize_model(model, self.quantizer, **self.conversion)
+        self._watch_evaluations(model)
+
+    def _watch_evaluations(self, model: nn.Module) -> None:
+        if self.evaluate_at == "q_max":
+            begin, end = self._begin_evaluation, self._end_evaluation
+            self._hooks += [model.register_forward_pre_hook(begin), model.register_forward_hook(end, always_call=True)]
 
     def on_train_begin(
         self, args: Any, state: Any, control: Any, model: Any = None, train_dataloader: Any = None, **_: Any
@@ -238,20 +244,18 @@ class PrecisionCallback(TrainerCallback):
         self.control = PrecisionController(model, bound, seed=args.seed, hardware=self.hardware)
         if state.global_step:
             self.control.load_state_dict(_saved_state(args, state.global_step))
-        for hook in self._hooks:  # of an earlier training, which may have been interrupted
+        for hook in self._hooks:  # of an earlier training, which may have been interrupted, or of evaluations before it
             hook.remove()
         # with num_items_in_batch, the Trainer adds up the losses of accumulated batches and of processes
         self._terms = args.gradient_accumulation_steps * (args.world_size if args.average_tokens_across_devices else 1)
         self._trains_penalty = None
         self._penalties = model.register_forward_hook(self._add_penalty, with_kwargs=True)
         self._hooks = [self._penalties]
-        if self.evaluate_at == "q_max":
-            begin, end = self._begin_evaluation, self._end_evaluation
-            self._hooks += [model.register_forward_pre_hook(begin), model.register_forward_hook(end, always_call=True)]
+        self._watch_evaluations(model)
 
     def _begin_evaluation(self, model: nn.Module, _inputs: Any) -> None:
-        if not model.training and self.control is not None:
-            self._evaluation.enter_context(self.control.at_q_max())
+        if not model.training:
+            self._evaluation.enter_context(at_highest(self.control, model, self.schedule, self.options))
 
     def _end_evaluation(self, _model: nn.Module, _inputs: Any, _output: Any) -> None:
         self._evaluation.close()

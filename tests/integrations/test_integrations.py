@@ -135,6 +135,15 @@ def test_a_checkpoint_outside_the_output_folder_is_resumed_exactly_or_refused(tm
     assert resumed.control.cost() == callback.control.cost()
 
 
+def test_the_last_checkpoint_may_be_asked_for_in_the_arguments(tmp_path):
+    """Trainer takes True, the callback ended the resumed training with a TypeError."""
+    first, _ = trainer("bert", tmp_path, stop_after=2)
+    first.train()
+    second, resumed = trainer("bert", tmp_path, resume_from_checkpoint=True)
+    second.train(resume_from_checkpoint=second.args.resume_from_checkpoint)
+    assert resumed.control.cost().samples == 32
+
+
 def test_what_the_trainer_of_transformers_cannot_train(tmp_path):
     """The first two trained in float32 with a warning, the third stayed at the last step's bits, the last lost its setting."""
     from bitcycle.integrations.transformers import PrecisionCallback

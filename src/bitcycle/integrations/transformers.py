@@ -312,7 +312,8 @@ class PrecisionCallback(TrainerCallback):
 
 def _saved_state(args: Any, step: int) -> dict[str, Any]:
     """The state of the resumed checkpoint, whose folder the Trainer does not tell callbacks. Raises SettingError without one."""
-    folder = Path(args.resume_from_checkpoint or Path(args.output_dir, f"checkpoint-{step}"))
+    given = args.resume_from_checkpoint  # True: the last one in output_dir
+    folder = Path(given) if given and given is not True else Path(args.output_dir, f"checkpoint-{step}")
     saved = read_object(folder / STATE_FILE)
     if saved.get("next_step") != step:
         problem = f"has no {STATE_FILE} with the cost and the schedule of step {step}"

@@ -84,6 +84,22 @@ def test_the_trainer_of_transformers(kind, tmp_path):
         torch.testing.assert_close(found, value, rtol=0, atol=0, msg=lambda text, name=name: f"{name}: {text}")
 
 
+def test_a_tracker_after_the_callback_receives_bits_and_cost(tmp_path):
+    """Those of report_to, which the Trainer calls first, do not, as docs/own-models.md says."""
+    from bitcycle.integrations.transformers import PrecisionCallback
+
+    received = []
+
+    class Tracker(transformers.TrainerCallback):
+        def on_log(self, args, state, control, logs=None, **_):
+            received.append(dict(logs))
+
+    plain, _ = trainer("vit", tmp_path, max_steps=1, save_strategy="no")
+    callbacks = [PrecisionCallback("static", q_max=4), Tracker()]
+    transformers.Trainer(network("vit"), plain.args, train_dataset=data("vit"), callbacks=callbacks).train()
+    assert received[0]["bits_weight"] == 4 and received[0]["gbitops"] > 0
+
+
 class Clipped(nn.Module):
     """A network with a layer that follows a ReLU, as PACT requires."""
 

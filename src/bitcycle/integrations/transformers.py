@@ -199,6 +199,9 @@ class PrecisionCallback(TrainerCallback):
 
     Penalties of quantizers (PACT) are added to the loss of the model; a Trainer that computes another one is refused or, with
     compute_loss_func, warned about. `control` is the PrecisionController.
+
+    The trackers of `TrainingArguments(report_to=...)` are called before the Trainer's other callbacks, and do not receive
+    what this one adds to the log. Use report_to=[], and list the tracker's callback after this one.
     """
 
     def __init__(

@@ -244,6 +244,36 @@ def test_onnx_takes_other_batches_and_lengths(kind, bits, tmp_path, caplog, recw
 OF_ONE_LAYER = ("dorefa", "wageubn", "uniform_l2", "ternary", "multibit", "ttq", "mx", "nvfp4", "fp8")
 
 
+class Masked(nn.Module):
+    """Features and a factor for each sample, [N, 1], or for all, [1]."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.body, self.head = nn.Linear(4, 8), nn.Linear(8, 2)
+
+    def forward(self, x: torch.Tensor, factor: torch.Tensor) -> torch.Tensor:
+        return self.head(self.body(x).relu() * factor)
+
+
+@pytest.mark.parametrize("each", [False, True])
+def test_onnx_of_an_input_that_is_broadcast(each, tmp_path):
+    """The exporter tried to free its dimension of size 1, and the error blamed the quantizer."""
+    pytest.importorskip("onnx")
+    runtime = pytest.importorskip("onnxruntime")
+    torch.manual_seed(0)
+    model = bitcycle.quantize_model(Masked(), float_layers=[], sample=(torch.randn(4, 4), torch.ones(1)))
+
+    def sample(batch: int) -> tuple[torch.Tensor, torch.Tensor]:
+        return torch.randn(batch, 4), torch.rand(batch, 1) if each else torch.rand(1)
+
+    model(*sample(4))
+    assert bitcycle.export_onnx(model.eval(), tmp_path / "model.onnx", *sample(4)) < 1e-5
+    session, operands = runtime.InferenceSession(str(tmp_path / "model.onnx")), sample(7)
+    names = [given.name for given in session.get_inputs()]
+    [found] = session.run(None, dict(zip(names, (x.numpy() for x in operands))))
+    torch.testing.assert_close(torch.from_numpy(found), model(*operands).detach(), rtol=1e-4, atol=1e-5)
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("quantizer", OF_ONE_LAYER)
 def test_onnx_of_other_quantizers(quantizer, tmp_path):

@@ -115,10 +115,7 @@ def export_onnx(model: nn.Module, path: str | Path, *inputs: Tensor, **options: 
             layer.computation, layer.adapted = None, True
             _use_nodes(layer, layer.precision.precision)
         try:
-            if "dynamic_shapes" not in options:
-                inputs = _of_several(inputs)
-                options["dynamic_shapes"] = _free_sizes(model, inputs)
-            program = torch.onnx.export(model, inputs, dynamo=True, verbose=False, **options)
+            program = _program(model, inputs, options)
         except torch.onnx.OnnxExporterError as error:
             name = ", ".join({layer.quantizer_options.name: "" for layer in layers})
             problem = f"cannot be exported to ONNX ({str(error.__cause__).splitlines()[0]})"
@@ -130,6 +127,25 @@ def export_onnx(model: nn.Module, path: str | Path, *inputs: Tensor, **options: 
     found = [torch.from_numpy(output) for output in session.run(None, feeds)]
     tensors = [leaf for leaf in tree_leaves(expected) if isinstance(leaf, Tensor)]
     return max(float((ours - theirs.cpu()).abs().max()) for ours, theirs in zip(found, tensors, strict=True))
+
+
+def _program(model: nn.Module, inputs: tuple[Tensor, ...], options: dict[str, Any]) -> Any:
+    """The program of the exporter, in which every dimension may change that the network does not fix; if there is none, those of
+    size 1 may not, as one that is broadcast cannot."""
+    if "dynamic_shapes" in options:
+        return torch.onnx.export(model, inputs, dynamo=True, verbose=False, **options)
+    inputs = _of_several(inputs)
+    free = _free_sizes(model, inputs)
+    sizes = torch.export.Dim
+    fewer = tuple(
+        {dim: sizes.STATIC if x.shape[dim] == 1 else kind for dim, kind in its.items()} for x, its in zip(inputs, free)
+    )
+    try:
+        return torch.onnx.export(model, inputs, dynamo=True, verbose=False, dynamic_shapes=free, **options)
+    except torch.onnx.OnnxExporterError:
+        if fewer == free:
+            raise
+        return torch.onnx.export(model, inputs, dynamo=True, verbose=False, dynamic_shapes=fewer, **options)
 
 
 def _check_types(model: nn.Module, inputs: tuple[Tensor, ...]) -> None:

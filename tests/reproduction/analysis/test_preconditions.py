@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
 import pytest
@@ -313,6 +314,33 @@ def test_wall_clock_speedups_leave_out_evaluations():
     assert fact(cells[0], "training seconds") == 200
     seeds = [PER_SEED["speedup_training_seconds"](cells[3:], cells[:3], str(seed)) for seed in range(3)]
     assert seeds == pytest.approx([math.log(2)] * 3)
+
+
+def test_a_speedup_leaves_out_seeds_that_lack_a_length():
+    """Without its longest training, a seed's slow arm reaches less, and the targets and their speedup are others."""
+    common = {
+        "model": "resnet20_extra_skip",
+        "schedule": "partial_pretrain",
+        "quantizer": "pact_binary",
+        "dataset": "cifar10",
+    }
+
+    def arms(longest: int) -> list[Any]:
+        seeds = {(4000, 1.0): longest}
+        return [
+            cell(
+                *(60 + 10 * math.log2(steps * rate / 1000) + seed for seed in range(seeds.get((steps, rate), 4))),
+                **common,
+                steps=steps,
+                schedule__split=split,
+                training__steps=steps,
+            )
+            for split, rate in ((0.0, 1.0), (0.5, 1.3))
+            for steps in (1000, 2000, 4000)
+        ]
+
+    whole, found = (verdict("partial/fig1-c1", *arms(seeds)) for seeds in (4, 3))
+    assert (whole.n, found.n) == (4, 3) and found.estimate == pytest.approx(whole.estimate, abs=1e-3)
 
 
 def test_a_gap_to_float_needs_a_float_network_that_is_trained_as_long():

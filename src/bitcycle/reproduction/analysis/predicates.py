@@ -150,13 +150,13 @@ def _panels(cells: Sequence[Cell], match: Sequence[str]) -> Iterator[tuple[list[
 
 
 def _per_seed(claim: Claim, arm_a: Sequence[Cell], arm_b: Sequence[Cell]) -> Outcome | None:
-    """t test of the claim's function of the runs of one seed, averaged over panels. Omits seeds that lack a panel."""
-    compute = PER_SEED[claim.function]
-    rows = [
-        (seed, compute(panel, agreeing(panel[0], arm_b, claim.match), seed))
-        for panel, seeds in _panels(arm_a, claim.match)
-        for seed in seeds
-    ]
+    """t test of the claim's function of the runs of one seed, averaged over panels. Omits seeds that lack a panel, or a cell that
+    has runs."""
+    compute, rows = PER_SEED[claim.function], []
+    for panel, seeds in _panels(arm_a, claim.match):
+        others = agreeing(panel[0], arm_b, claim.match)
+        recorded = [{run.row["seed"] for run in cell.runs} for cell in (*panel, *others) if cell.runs]
+        rows += [(seed, compute(panel, others, seed)) for seed in seeds if all(seed in some for some in recorded)]
     by_seed = pd.DataFrame(rows, columns=["seed", "value"]).dropna().groupby("seed")["value"].agg(["mean", "count"])
     if by_seed.empty:
         return None

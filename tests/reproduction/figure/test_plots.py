@@ -15,7 +15,7 @@ from bitcycle.reproduction.analysis.contrast import Pool
 from bitcycle.reproduction.analysis.items import PAPERS, Item
 from bitcycle.reproduction.analysis.statistics import over_seeds
 from bitcycle.reproduction.figure import board, data
-from bitcycle.reproduction.figure.data import ItemData, differences, panels_of, status_line, timed
+from bitcycle.reproduction.figure.data import ItemData, differences, panels_of, status_line, timed, timed_panels
 from bitcycle.reproduction.figure.make import draw_item, inputs_of, make_item, write_picture
 from bitcycle.reproduction.figure.plots import draw_curve, forest, side_by_side
 from bitcycle.reproduction.figure.style import Drawing, Style
@@ -67,6 +67,26 @@ def test_times_are_those_of_one_processor():
     assert found(*shared, *other) == ("CPU, shared", 3)
     assert found(first, *shared[1:]) == ("CPU, shared", 3)
     assert found(first, second, shared[2]) == ("CPU, alone", 2)
+
+
+def test_times_of_shared_machines_are_left_out_beside_others():
+    """Of runs on a GPU that four and more others shared, those of 64,000 steps took less time than those of 32,000."""
+    ours = [made_up(50.0, **STATIC, **SMALL, training__steps=steps) for steps in (2000, 4000)]
+    theirs = [
+        made_up(70.0, **STATIC, dataset="cifar10", model="resnet38", training__steps=steps) for steps in (2000, 4000)
+    ]
+    alone = [run for hour, cell in enumerate(ours) for run in on("CPU", hour, cell)]
+
+    def found(*several: Cell) -> tuple[int, str]:
+        pool = Pool([run for cell in several for run in cell.runs])
+        panels, words = timed_panels(panels_of(data_of("partial/fig2", *several, pool=pool)))
+        return len(panels), words
+
+    shared = on("GPU", 9, *theirs)
+    assert found(*on("CPU", 1, *ours), *shared) == (2, "")
+    assert found(*alone) == (1, "")
+    panels, words = found(*alone, *shared)
+    assert panels == 1 and words.endswith("; GPU.") and "Left out" in words
 
 
 def test_intervals_are_those_of_a_paired_t_test():

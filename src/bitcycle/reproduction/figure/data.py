@@ -1,6 +1,6 @@
 """Data of an item for pictures, tables and the page: its runs in comparable groups, and differences paired by seed."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from functools import cache
 from pathlib import Path
@@ -165,6 +165,18 @@ def timed(panel: Panel) -> Panel:
     )
     words = f"{processor or 'unknown processor'}, {'alone' if alone else 'shared'}"
     return replace(panel, name=f"{panel.name}; {words}", cells=tuple(filled[processor, alone]))
+
+
+def timed_panels(panels: Iterable[Panel]) -> tuple[list[Panel], str]:
+    """Panels as `timed`, and a sentence on those that are left out: if some had their machine to themselves, those that shared
+    theirs are, as what ran beside them differs from point to point."""
+    kinds: dict[bool, list[Panel]] = {True: [], False: []}
+    for panel in map(timed, panels):
+        kinds[any(panel.pool.shared_machine(run) for cell in panel.cells for run in cell.runs)].append(panel)
+    if not kinds[False]:
+        return kinds[True], ""
+    names = "; ".join(panel.name.removesuffix(", shared") for panel in kinds[True])
+    return kinds[False], f" Left out, as other programs computed beside it: {names}." if names else ""
 
 
 def by_length(panel: Panel) -> list[Panel]:

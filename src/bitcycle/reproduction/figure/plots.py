@@ -28,7 +28,7 @@ from bitcycle.reproduction.figure.data import (
     differences,
     metric_name,
     panels_of,
-    timed,
+    timed_panels,
 )
 from bitcycle.reproduction.figure.schematic import suite_legend, suite_style
 from bitcycle.reproduction.figure.style import ORDERED, Drawing, Style, style_of
@@ -192,10 +192,12 @@ def points_by_setting(
 ) -> Drawing | None:
     """Results of our cells, or their differences to a baseline paired by seed, against the fact `place`: a number, a category, or
     None to omit a cell. Lines connect differences of the same style; `note` is appended to the caption. `time`: the place is a
-    time, which is compared among runs of one processor only.
+    time, which is compared among runs of one processor only, and only of machines that they had to themselves if there are such.
     """
     base, column = data.spec.base if differences_to_base else None, data.spec.column
-    shown = comparable(data) if base else [timed(panel) if time else panel for panel in panels_of(data)]
+    shown, omitted = comparable(data) if base else panels_of(data), ""
+    if time:
+        shown, omitted = timed_panels(shown)
     if not shown:
         return None
     figure, axes = panels(len(shown))
@@ -215,7 +217,7 @@ def points_by_setting(
     legend(figure, axes)
     words = "Differences to static precision of equal seeds" if base else "Means over seeds"
     trials = trials_of(cell for panel in shown for cell in panel.cells)
-    return Drawing(figure, f"{words}; {INTERVALS}; {trials}.{note}")
+    return Drawing(figure, f"{words}; {INTERVALS}; {trials}.{note}{omitted}")
 
 
 def draw_series(axes: Axes, series: Mapping[Style, Sequence[Point]], line: bool = False, log: bool = False) -> None:

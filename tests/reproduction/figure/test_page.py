@@ -11,12 +11,13 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from PIL import Image
 
 from bitcycle.reproduction.analysis.claims import read_claims
 from bitcycle.reproduction.analysis.items import BOARDS, PAPERS, read_published
 from bitcycle.reproduction.analysis.verdict import ClaimResult
 from bitcycle.reproduction.figure.make import make_all
-from bitcycle.reproduction.figure.page import write_pages
+from bitcycle.reproduction.figure.page import Picture, write_pages
 from bitcycle.reproduction.figure.table import number, tables_of
 from tests.conftest import ROOT
 from tests.reproduction.figures_cases import CYCLIC, ITEMS, PUBLISHED, SMALL, claim_result, data_of, made_up
@@ -155,6 +156,33 @@ def test_published_numbers_with_ours_at_the_same_setting_stand_together(empty, t
     [line] = [line for line in text.splitlines() if "test_accuracy" in line]
     assert [cell.strip() for cell in line.strip("|").split("|")][-4:] == ["72.35", "73.00", "+0.650", "3"]
     assert headline in html.unescape((tmp_path / "index.html").read_text())
+
+
+def test_the_item_with_most_trainings_at_paper_scale_is_shown(empty, tmp_path):
+    """Eighteen settings of partial/fig1 at paper scale stood nowhere on the first page."""
+
+    def shown(paper: int) -> str:
+        """The headlines of the page if an item has so many runs at paper scale beside one at mini scale."""
+        beside = made_up(*range(50, 50 + paper), **CYCLIC, **SMALL)
+        found = data_of("partial/fig1", made_up(40.0, scale="mini", **CYCLIC, **SMALL), scale="mini")
+        results = replace(found.results, others=(replace(found.results, scale="paper", cells=(beside,), others=()),))
+        drawn = tmp_path / "figures" / "partial" / "fig1.png"
+        changed = [
+            replace(
+                entry,
+                data=replace(found, results=results) if entry.data.item.id == "partial/fig1" else entry.data,
+                picture=Picture([drawn], "", "") if entry.data.item.id == "partial/fig1" else None,
+                files=(drawn.with_suffix(".md"),),
+            )
+            for entry in empty[1]
+        ]
+        drawn.parent.mkdir(parents=True, exist_ok=True)
+        Image.new("RGB", (8, 8)).save(drawn)
+        write_pages(tmp_path, changed, [])
+        return (tmp_path / "README.md").read_text()
+
+    assert "## Accuracy against the number of iterations" in shown(2)
+    assert "## Accuracy against the number of iterations" not in shown(0)
 
 
 def test_claims_of_boards_restate_claims_that_exist():

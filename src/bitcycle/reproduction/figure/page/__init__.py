@@ -166,6 +166,7 @@ def write_pages(
         "filters": {name: sorted({row[name] for row in rows} - {""}) for name in FILTERED},
         "forest": forest,
         "beside": beside_published(entries),
+        "at_paper_scale": most_at_paper_scale(entries),
         "papers": papers,
         "about": {**PAPERS, "board": {"title": BOARD}},
         "style": (HERE / "page.css").read_text(encoding="utf-8"),
@@ -192,6 +193,16 @@ def beside_published(entries: Sequence[Entry]) -> Table:
         if record.get("published") and record.get("ours")
     ]
     return Table.without_empty("Ours at the papers' settings", records, ("item", *BESIDE))
+
+
+def most_at_paper_scale(entries: Sequence[Entry]) -> Entry | None:
+    """The first of the items with a picture and most trainings at paper scale beside other scales; None if there are none."""
+
+    def trainings(entry: Entry) -> int:
+        found = entry.data.results.at("paper") if entry.picture and entry.data.results.scale != "paper" else None
+        return len(found.runs) if found else 0
+
+    return max(filter(trainings, entries), key=trainings, default=None)
 
 
 def decided_words(claims: Sequence[ClaimResult], restated: Elsewhere) -> str:

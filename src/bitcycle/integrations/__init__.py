@@ -1,5 +1,6 @@
 """Layers and trainers of other libraries; each module requires the library of its name and is imported on demand."""
 
+import logging
 import math
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -15,6 +16,8 @@ from bitcycle.precision import effective, read_precision
 from bitcycle.schedule import SCHEDULES, Schedule
 from bitcycle.schedule import schedule as make_schedule
 from bitcycle.settings import SettingError
+
+logger = logging.getLogger(__name__)
 
 EVALUATE_AT = ("step", "q_max")
 """Precision of a trainer's evaluations: that of the last training step, or the schedule's highest."""
@@ -41,13 +44,27 @@ def bound_schedule(
             remedy = "limit the trainer's steps or epochs, or give bitcycle.schedule(..., total_steps=...)"
             raise SettingError("schedule", schedule, "cannot be bound to a training of unknown length", remedy)
         epoch = math.ceil(steps_per_epoch) if 0 < steps_per_epoch < math.inf else None
-        return make_schedule(schedule, total_steps=int(total_steps), steps_per_epoch=epoch, **options)
+        bound = make_schedule(schedule, total_steps=int(total_steps), steps_per_epoch=epoch, **options)
+        _name_phases(bound)
+        return bound
     for name, value in options.items():
         raise SettingError(name, value, "has no effect on a bound schedule", "give it to bitcycle.schedule")
     if schedule.length.total_steps < total_steps < math.inf:
         problem = f"is bound to {schedule.length.total_steps} steps, and training has {int(total_steps)}"
         raise SettingError("schedule", schedule.name, problem, f"bind it with total_steps={int(total_steps)}")
+    _name_phases(schedule)
     return schedule
+
+
+def _name_phases(schedule: Schedule) -> None:
+    """Warn that a callback sets the bits of phases only."""
+    if len(schedule.phases) > 1:
+        starts = ", ".join(str(phase.start) for phase in schedule.phases[1:])
+        message = (
+            "schedule %s has phases, which have learning rates and first weights of their own (schedule.phases); this callback "
+            "sets their bits only: change the others yourself at step %s"
+        )
+        logger.warning(message, schedule.name, starts)
 
 
 @contextmanager

@@ -4,14 +4,16 @@
 >>> trainer = Trainer(max_steps=1000, callbacks=[PrecisionCallback("RTH", q_min=3, q_max=8)])        # doctest: +SKIP
 """
 
+from collections.abc import Mapping
 from contextlib import ExitStack
 from typing import Any
 from weakref import WeakSet
 
 from lightning.pytorch import Callback
-from torch import nn
+from torch import Tensor, nn
 
 from bitcycle.integrations import at_highest, bound_schedule, check_evaluate_at
+from bitcycle.integrations.feedback import LossFeed
 from bitcycle.layer.control.controller import PrecisionController
 from bitcycle.layer.conversion.convert import quantize_model
 from bitcycle.layer.conversion.counterpart import counterpart
@@ -39,7 +41,8 @@ class PrecisionCallback(Callback):
     and `load_state_dict` (such as torchdata's StatefulDataLoader); otherwise Lightning restarts the epoch. Checkpoints of
     trainings in one process include the state of the random generators, so that dropout and the order of samples go on.
 
-    If the quantizer has a penalty (PACT), add `bitcycle.layer.penalty(self)` to the loss in `training_step`.
+    If the quantizer has a penalty (PACT), add `bitcycle.layer.penalty(self)` to the loss in `training_step`. Schedules that adapt
+    to the loss (pfq) receive the mean of what `training_step` returns. Of multi-phase schedules, the bits alone are set.
     """
 
     def __init__(
@@ -102,9 +105,11 @@ class PrecisionCallback(Callback):
         saved = self._saved or (self._own_state() if trainer.global_step else {})  # else a second call of fit goes on
         self._is_alone = trainer.world_size == 1  # else only the state of the first process would be saved
         self.control, self._saved = PrecisionController(pl_module, bound, seed=self.seed, hardware=self.hardware), {}
+        self._losses = LossFeed(bound, pl_module)
         if saved:
             self._random_state = saved.get("random_state") if self._is_alone else None
-            self.control.load_state_dict({key: value for key, value in saved.items() if key != "random_state"})
+            self.control.load_state_dict(saved)
+            self._losses.load_state_dict(saved.get("losses", {}))
         if self._random_state is not None:
             # before Lightning creates the iterator of an epoch, which draws its seed
             set_random_state(self._random_state)
@@ -118,6 +123,10 @@ class PrecisionCallback(Callback):
             return trainer.estimated_stepping_batches
         finally:
             loop.max_epochs = epochs
+
+    def _step(self, trainer: Any) -> int:
+        """Index of the step of the current batch; after its optimizer's step, of the next unless steps are batches."""
+        return int(trainer.fit_loop.epoch_loop.total_batch_idx if self._counts_batches else trainer.global_step)
 
     def on_train_epoch_start(self, trainer: Any, pl_module: Any) -> None:
         loop = trainer.fit_loop
@@ -134,13 +143,16 @@ class PrecisionCallback(Callback):
         if getattr(trainer.fit_loop, "_skip_backward", False):
             self._uncounted.enter_context(self.control.uncounted())
             return
-        step = trainer.fit_loop.epoch_loop.total_batch_idx if self._counts_batches else trainer.global_step
+        step = self._step(trainer)
         if step >= self.control.next_step:  # batches of gradient accumulation share the bits of the step
             self.control.step(step)
 
     def on_train_batch_end(self, trainer: Any, pl_module: Any, outputs: Any, batch: Any, batch_idx: int) -> None:
         assert self.control is not None and self.control.precision is not None
         self._uncounted.close()
+        if isinstance(loss := outputs.get("loss") if isinstance(outputs, Mapping) else outputs, Tensor):
+            self._losses.add(loss)
+        self._losses.end_step(self._step(trainer) + self._counts_batches)
         values = {f"bits_{role}": float(bits) for role, bits in self.control.precision._asdict().items()}
         if outputs or self.control.meter.workload is not None:  # else training_step skipped the batch, maybe the first
             cost = self.control.cost()
@@ -166,7 +178,7 @@ class PrecisionCallback(Callback):
         return {**state, "random_state": random_state()} if state and self._is_alone else state
 
     def _own_state(self) -> dict[str, Any]:
-        return {} if self.control is None else self.control.state_dict()
+        return {} if self.control is None else {**self.control.state_dict(), "losses": self._losses.state_dict()}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         self._saved = state_dict

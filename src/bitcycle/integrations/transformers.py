@@ -34,6 +34,7 @@ from transformers.utils.quantization_config import QuantizationConfigMixin
 
 from bitcycle.files import read_object, write_json
 from bitcycle.integrations import at_highest, bound_schedule, check_evaluate_at, experts
+from bitcycle.integrations.feedback import LossFeed
 from bitcycle.layer.control.controller import PrecisionController
 from bitcycle.layer.conversion.by_function import ATTENTION_PRODUCTS
 from bitcycle.layer.conversion.convert import quantize_model
@@ -198,7 +199,8 @@ class PrecisionCallback(TrainerCallback):
         options: options of the schedule, such as q_min and q_max.
 
     Penalties of quantizers (PACT) are added to the loss of the model; a Trainer that computes another one is refused or, with
-    compute_loss_func, warned about. `control` is the PrecisionController.
+    compute_loss_func, warned about. Schedules that adapt to the loss (pfq) receive that of the model, up to a factor that is the
+    same for all steps. Of multi-phase schedules, the bits alone are set. `control` is the PrecisionController.
 
     The trackers of `TrainingArguments(report_to=...)` are called before the Trainer's other callbacks, and do not receive
     what this one adds to the log. Use report_to=[], and list the tracker's callback after this one.
@@ -245,8 +247,11 @@ class PrecisionCallback(TrainerCallback):
         epoch = batches / args.gradient_accumulation_steps
         bound = bound_schedule(self.schedule, self.options, state.max_steps, epoch)
         self.control = PrecisionController(model, bound, seed=args.seed, hardware=self.hardware)
+        self._losses = LossFeed(bound, model)
         if state.global_step:
-            self.control.load_state_dict(_saved_state(args, state.global_step))
+            saved = _saved_state(args, state.global_step)
+            self.control.load_state_dict(saved)
+            self._losses.load_state_dict(saved.get("losses", {}))
         for hook in self._hooks:  # of an earlier training, which may have been interrupted, or of evaluations before it
             hook.remove()
         # with num_items_in_batch, the Trainer adds up the losses of accumulated batches and of processes
@@ -270,7 +275,12 @@ class PrecisionCallback(TrainerCallback):
     def _add_penalty(self, model: nn.Module, _inputs: Any, keywords: dict[str, Any], output: Any) -> Any:
         """Add the penalties of the quantizers to the model's loss."""
         loss = output.get("loss") if hasattr(output, "get") else None
-        if not model.training or (added := penalty(model, loss)) is None:
+        if not model.training:
+            return output
+        added = penalty(model, loss)
+        if loss is not None:
+            self._losses.add(loss if added is None or not self._losses.takes_penalty else loss + added)
+        if added is None:
             return output
         if added.requires_grad and not self._trains_penalty and not torch.compiler.is_compiling():
             self._trains_penalty = False
@@ -284,6 +294,7 @@ class PrecisionCallback(TrainerCallback):
         self._trains_penalty = True
 
     def on_step_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:
+        self._losses.end_step(state.global_step)
         if self._trains_penalty is not False:
             return
         problem = "the Trainer computes its loss from the model's outputs, without the penalty of the quantizer"
@@ -307,7 +318,7 @@ class PrecisionCallback(TrainerCallback):
         if self.control is not None and args.should_save:
             folder = Path(args.output_dir, f"checkpoint-{state.global_step}")
             folder.mkdir(parents=True, exist_ok=True)
-            write_json(folder / STATE_FILE, self.control.state_dict())
+            write_json(folder / STATE_FILE, {**self.control.state_dict(), "losses": self._losses.state_dict()})
 
     def on_train_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:
         self._penalties.remove()

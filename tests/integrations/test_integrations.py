@@ -819,3 +819,22 @@ def test_what_a_callback_cannot_do_for_a_schedule_is_said(caplog, tmp_path):
     with caplog.at_level("WARNING"):
         made.train()
     assert "schedule fine_tuning has phases" in caplog.text
+
+
+def test_trials_of_a_search_keep_their_state_in_their_own_checkpoints(tmp_path):
+    """A search of hyperparameters saves to a folder for each trial; the state of the schedule lay beside these, in a checkpoint
+    without weights, which the Trainer would have resumed from."""
+
+    class Search(transformers.TrainerCallback):
+        """What Trainer.hyperparameter_search tells callbacks."""
+
+        def on_step_begin(self, args, state, control, **_):
+            state.is_hyper_param_search = True
+
+    for number in range(2):
+        made, _ = trainer("vit", tmp_path, seed=number)
+        made.add_callback(Search())
+        made._get_output_dir = lambda trial, number=number: str(tmp_path / f"run-{number}")
+        made.train()
+    found = sorted(str(file.relative_to(tmp_path)) for file in tmp_path.rglob("bitcycle.json"))
+    assert found == [f"run-{number}/checkpoint-{step}/bitcycle.json" for number in range(2) for step in (2, 4)]

@@ -316,12 +316,20 @@ class PrecisionCallback(TrainerCallback):
 
     def on_save(self, args: Any, state: Any, control: Any, **_: Any) -> None:
         if self.control is not None and args.should_save:
-            folder = Path(args.output_dir, f"checkpoint-{state.global_step}")
+            folder = _checkpoint_folder(args, state)
             folder.mkdir(parents=True, exist_ok=True)
             write_json(folder / STATE_FILE, {**self.control.state_dict(), "losses": self._losses.state_dict()})
 
     def on_train_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:
         self._penalties.remove()
+
+
+def _checkpoint_folder(args: Any, state: Any) -> Path:
+    """The folder of the checkpoint that the Trainer has just saved; a search of hyperparameters has a folder for each trial,
+    whose name callbacks are not told."""
+    name = f"checkpoint-{state.global_step}"
+    trials = Path(args.output_dir).glob(f"*/{name}") if state.is_hyper_param_search else ()
+    return max(trials, key=lambda folder: folder.stat().st_mtime_ns, default=Path(args.output_dir, name))
 
 
 def _saved_state(args: Any, step: int) -> dict[str, Any]:

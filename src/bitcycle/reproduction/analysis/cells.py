@@ -27,6 +27,10 @@ class Group(NamedTuple):
     batch: str
 
 
+LOWER_IS_BETTER = ("perplexity", "cer", "loss")
+"""How the names of metrics end of which less is better."""
+
+
 @dataclass(frozen=True)
 class Run:
     """One finished run: its row in runs.csv, its settings, and the folder of its curve."""
@@ -44,6 +48,12 @@ class Run:
             return float(self.row.get(name) or "")
         except ValueError:
             return None
+
+    @property
+    def higher_is_better(self) -> bool:
+        """Whether more of its metric is better: as recorded, or by the name of the metric for runs from before it was."""
+        recorded = self.row.get("higher_is_better")
+        return recorded == "True" if recorded else not self.row.get("metric", "").endswith(LOWER_IS_BETTER)
 
     def setting(self, key: str, default: Any = None) -> Any:
         """A setting by its dotted name; for a group, the name of the chosen option. A setting that was added after the run has

@@ -22,8 +22,6 @@ CEILING = 99.0
 CHANCE = {**{name: 100 / classes for name, classes in labels.IMAGES.items()}, "xnli": 100 / 3}
 CHANCE |= {"cora": 31.9, "citeseer": 23.1, "sick": 56.9}
 """Percentage of the most frequent class in the test data, if known: the accuracy of always predicting it."""
-LOWER_IS_BETTER = ("perplexity", "cer", "loss")
-"""Ends of the names of metrics of which lower values are better."""
 ABOVE_CHANCE = 2.0
 """Distance in points at which an accuracy counts as above chance."""
 CONVERGED_EPOCHS = 160
@@ -115,7 +113,7 @@ def _note_on_guessing(cells: Iterable[Cell]) -> str:
 def diverged(run: Run) -> str:
     """Where a run is worse than guessing: at the end of a phase, or of the whole run; empty if nowhere. An accuracy has to be
     ABOVE_CHANCE points worse, and only in a phase, since all runs at chance are a matter of the metric (`why_no_test`)."""
-    lower_is_better = run.row.get("metric", "").endswith(LOWER_IS_BETTER)
+    lower_is_better = not run.higher_is_better
     phases: Sequence[Mapping[str, Any]] = run.curve.get("phases", [])
     ends = [(f"phase {number}", one.get("final"), one.get("chance")) for number, one in enumerate(phases, start=1)]
     for where, value, recorded in [*ends, *[("the end", run.number("final"), None)] * lower_is_better]:

@@ -124,7 +124,7 @@ def rows_of(data: ItemData) -> list[Row]:
         values = {i: over_seeds(list(v.values())) for i in costs if (v := readings(panel.cells[i], COLUMN))}
         gaps = gaps_at_equal_cost(panel, costs)
         found += [Row(panel.name, panel.cells[i], costs[i], value, gaps.get(i), False) for i, value in values.items()]
-    sign = -1 if first.runs[0].row.get("higher_is_better") == "False" else 1
+    sign = 1 if first.runs[0].higher_is_better else -1
     found.sort(key=lambda row: (row.cost, -sign * row.value.mean))
     top = float("-inf")
     for place, row in enumerate(found):

@@ -334,3 +334,37 @@ def test_onnx_of_other_numbers_than_float32_is_refused_before_a_file_is_written(
             model if of_input else model.to(dtype), tmp_path / "model.onnx", torch.ones(2, 4, dtype=dtype)
         )
     assert not (tmp_path / "model.onnx").exists()
+
+
+class Detector(nn.Module):
+    """Numbers, some of them not finite, classes in bytes, and what was found."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Linear(6, 4)
+
+    def forward(self, x):
+        y = self.layer(x)
+        return y, y.masked_fill(y < 0, -torch.inf), y.argmax(1).to(torch.uint8), y > 0
+
+
+def test_onnx_of_outputs_that_are_no_plain_numbers(tmp_path):
+    """The difference of equal infinities was once NaN, which passed for none behind a first output; booleans were an error."""
+    pytest.importorskip("onnxruntime")
+    torch.manual_seed(0)
+    model, x = bitcycle.quantize_model(Detector(), float_layers=[]), torch.randn(8, 6)
+    model(x)
+    assert bitcycle.export_onnx(model, tmp_path / "model.onnx", x) < 1e-5
+
+
+def test_a_difference_is_the_largest_of_all_outputs():
+    from bitcycle.integrations.onnx import difference
+
+    none, infinity = torch.zeros(2), torch.tensor([torch.inf, 1.0])
+    assert difference([none, infinity], [none, infinity]) == 0
+    assert difference([none, infinity.isinf()], [none, none.bool()]) == 1
+    assert difference([torch.tensor([1], dtype=torch.uint8)], [torch.tensor([2], dtype=torch.uint8)]) == 1
+    assert difference([torch.zeros(0, 4)], [torch.zeros(0, 4)]) == 0
+    for order in (1, -1):
+        found, expected = [none, infinity * torch.nan][::order], [none, infinity][::order]
+        assert np.isnan(difference(found, expected))

@@ -9,7 +9,7 @@ Zero points are float32, as in training, and are therefore added separately: the
 import copy
 import logging
 import warnings
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -125,8 +125,17 @@ def export_onnx(model: nn.Module, path: str | Path, *inputs: Tensor, **options: 
     session = runtime.InferenceSession(str(path), providers=["CPUExecutionProvider"])
     feeds = {declared.name: x.numpy(force=True) for declared, x in zip(session.get_inputs(), sample)}
     found = [torch.from_numpy(output) for output in session.run(None, feeds)]
-    tensors = [leaf for leaf in tree_leaves(expected) if isinstance(leaf, Tensor)]
-    return max(float((ours - theirs.cpu()).abs().max()) for ours, theirs in zip(found, tensors, strict=True))
+    return difference(found, [leaf for leaf in tree_leaves(expected) if isinstance(leaf, Tensor)])
+
+
+def difference(found: Sequence[Tensor], expected: Sequence[Tensor]) -> float:
+    """The largest absolute difference of all outputs, booleans as 0 and 1; NaN if there is one in any of them. Equal infinities
+    do not differ."""
+    parts = [torch.zeros(1, dtype=torch.float64)]
+    for ours, theirs in zip(found, expected, strict=True):
+        distance = (ours.double() - theirs.cpu().double()).abs()
+        parts.append(distance.masked_fill(ours == theirs.cpu(), 0).flatten())
+    return float(torch.cat(parts).max())
 
 
 def _program(model: nn.Module, inputs: tuple[Tensor, ...], options: dict[str, Any]) -> Any:

@@ -61,6 +61,18 @@ def test_a_new_model_learns_from_the_file_which_inputs_are_signed(quantizer, tmp
     torch.testing.assert_close(other(x), model(x), rtol=0, atol=0)
 
 
+def test_a_model_takes_one_file_after_another(tmp_path):
+    """The second was once a NotImplementedError."""
+    x = torch.randn(4, 3, 6, 6)
+    model, _ = network("sbm", Precision(8, 8, 32))
+    files = [tmp_path / "first.safetensors", tmp_path / "second.safetensors"]
+    for bits, file in zip((3, 8), files):
+        bitcycle.finalize(model, bits, file)
+    expected = bitcycle.load_finalized(network("sbm", Precision(8, 8, 32))[0], files[1])(x)
+    other = bitcycle.load_finalized(network("sbm", Precision(8, 8, 32))[0], files[0])
+    assert torch.equal(bitcycle.load_finalized(other, files[1])(x), expected)
+
+
 def test_other_files_are_refused(tmp_path):
     from safetensors.torch import save_file
 

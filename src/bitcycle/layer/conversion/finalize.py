@@ -177,4 +177,5 @@ def _decoded(layer: QuantizedLayer, parts: dict[str, Tensor]) -> Tensor:
         rows = parts["table"].gather(1, integers.long().view(len(integers), -1))
         return rows.view(integers.shape)
     codes: Any = WeightCodes(*(parts[name] for name in WeightCodes._fields))
-    return layer.weight_quantizer.decode_weight(codes, parts["bits"])
+    quantizer = layer.quantizer_options.weight(compile=False)  # the layer's own may be that of an earlier file
+    return quantizer.decode_weight(codes, parts["bits"])

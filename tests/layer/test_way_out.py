@@ -348,6 +348,15 @@ def test_onnx_of_other_numbers_than_float32_is_refused_before_a_file_is_written(
     assert not (tmp_path / "model.onnx").exists()
 
 
+def test_onnx_of_arguments_by_name_is_refused(tmp_path):
+    """Expected outputs were once those without them."""
+    pytest.importorskip("onnxruntime")
+    model = bitcycle.quantize_model(nn.Sequential(nn.Linear(4, 8)), float_layers=[])
+    for shapes in ({}, {"dynamic_shapes": None}):
+        with pytest.raises(SettingError, match=r"kwargs=\['input'\]: only positional"):
+            bitcycle.export_onnx(model, tmp_path / "model.onnx", kwargs={"input": torch.ones(2, 4)}, **shapes)
+
+
 class Detector(nn.Module):
     """Numbers, some of them not finite, classes in bytes, and what was found."""
 

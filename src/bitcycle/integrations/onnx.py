@@ -95,17 +95,20 @@ def export_onnx(model: nn.Module, path: str | Path, *inputs: Tensor, **options: 
     Args:
         model: a trained model converted by `quantize_model`; it is not changed.
         path: path of the file.
-        inputs: arguments of the forward pass.
+        inputs: arguments of the forward pass, by position.
         options: further arguments of torch.onnx.export. By default every dimension of the inputs may change that the network
             does not fix (batch, sequence length, image size); recurrent layers fix the number of time steps, as they are
             unrolled. dynamic_shapes=None fixes all of them.
 
     Returns the maximum absolute difference between the outputs of onnxruntime and of the simulated network. Raises RunError
     if onnx, onnxscript or onnxruntime is not installed; SettingError (a ValueError) if ONNX has no operators for the network
-    or its quantizer (mx, nvfp4, fp8), or the model or an input is of other floating-point numbers than float32.
+    or its quantizer (mx, nvfp4, fp8), the model or an input is of other floating-point numbers than float32, or for kwargs.
     """
     require("onnxscript", "export")
     runtime = require("onnxruntime", "export")
+    if options.get("kwargs"):
+        remedy = "export a module whose forward passes its positional arguments on by name"
+        raise SettingError("kwargs", list(options["kwargs"]), "only positional arguments are exported", remedy)
     _check_types(model, inputs)
     sample, model = inputs, copy.deepcopy(model).eval()
     with torch.no_grad(), _quietly():

@@ -121,6 +121,10 @@ class TrainingOptions(Settings):
             raise SettingError("steps", self.steps, problem, "set exactly one of training.steps and training.epochs")
         if not re.fullmatch(r"auto|cpu|mps|xpu|cuda(:\d+)?", self.device):
             raise SettingError("device", self.device, "is not a device", "use auto, cpu, cuda, cuda:NUMBER, xpu or mps")
+        if self.clip_norm == 0:
+            raise SettingError(
+                "clip_norm", 0, "makes all gradients zero", "use a value above 0, or null for no clipping"
+            )
         if self.recompute and self.compute != "codes":
             remedy = "set training.compute=codes, or training.recompute=false"
             raise SettingError("recompute", True, "requires compute=codes", remedy)

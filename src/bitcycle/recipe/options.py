@@ -119,6 +119,10 @@ class TrainingOptions(Settings):
         if (self.steps is None) == (self.epochs is None):
             problem = "both steps and epochs are set" if self.steps else "neither steps nor epochs is set"
             raise SettingError("steps", self.steps, problem, "set exactly one of training.steps and training.epochs")
+        if self.epochs == 0:
+            raise SettingError(
+                "epochs", 0, "is no length of a run", "use a value above 0; less than 1 is part of an epoch"
+            )
         if not re.fullmatch(r"auto|cpu|mps|xpu|cuda(:\d+)?", self.device):
             raise SettingError("device", self.device, "is not a device", "use auto, cpu, cuda, cuda:NUMBER, xpu or mps")
         if self.clip_norm == 0:

@@ -282,6 +282,13 @@ def test_large_batches_are_timed_in_part_on_a_cpu(monkeypatch):
     assert found.steps == run.total_steps
 
 
+def test_the_accuracy_of_a_few_timed_steps_is_not_reported(caplog):
+    """Two lines with it once stood among the findings."""
+    caplog.set_level("INFO", "bitcycle")
+    assert duration.measure(plan(*SMALL), 0.05).evaluation > 0
+    assert "test_accuracy" not in caplog.text
+
+
 def test_one_run_of_each_kind_and_each_network_first():
     names = ["a-x-sbm-CR", "a-x-sbm-LR", "b-x-sbm-CR", "a-x-sbm-CR"]
     runs = [SweepRun({}, f"runs/smoke/{name}-hash{number}/seed=0") for number, name in enumerate(names)]

@@ -115,6 +115,9 @@ def test_backbone_weights_come_from_a_file(tmp_path):
     (tmp_path / "text").write_text("none")
     with pytest.raises(SettingError, match="cannot be read as weights"):
         RetinaNetOptions(width=8, backbone_weights=str(tmp_path / "text")).build(SHAPE)
+    (tmp_path / "empty").touch()
+    with pytest.raises(SettingError, match="EOFError: the file ends too early"):
+        RetinaNetOptions(width=8, backbone_weights=str(tmp_path / "empty")).build(SHAPE)
     torch.save([1], tmp_path / "list")
     with pytest.raises(SettingError, match="contains no weights"):
         RetinaNetOptions(width=8, backbone_weights=str(tmp_path / "list")).build(SHAPE)

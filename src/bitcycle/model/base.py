@@ -79,7 +79,8 @@ def read_weights(file: Path, field: str) -> dict[str, Tensor]:
         tensors_only = partial(torch.load, map_location="cpu", weights_only=True)
         state: Any = (load_file if file.suffix == ".safetensors" else tensors_only)(file)
     except (*UNREADABLE, SafetensorError) as error:
-        problem = f"cannot be read as weights ({type(error).__name__}: {str(error).splitlines()[0]})"
+        reason = str(error).split("\n")[0] or "the file ends too early"
+        problem = f"cannot be read as weights ({type(error).__name__}: {reason})"
         remedy = "give a file of plain tensors, written by torch.save or safetensors"
         raise SettingError(field, file, problem, remedy) from error
     weights = state.get("model", state) if isinstance(state, dict) else None

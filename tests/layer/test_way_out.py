@@ -73,6 +73,16 @@ def test_a_model_takes_one_file_after_another(tmp_path):
     assert torch.equal(bitcycle.load_finalized(other, files[1])(x), expected)
 
 
+def test_final_weights_are_not_finalized_at_other_bits(tmp_path):
+    """The file once said 3 bits, and its weights had 256 values."""
+    model, _ = network("sbm", Precision(8, 8, 32))
+    bitcycle.finalize(model, path=tmp_path / "model.safetensors")
+    bitcycle.load_finalized(model, tmp_path / "model.safetensors")
+    assert bitcycle.finalize(model)["3:integers"].shape == model[3].weight.shape
+    with pytest.raises(SettingError, match=r"bits=3: the weight of layer '3' is final at 8 bits"):
+        bitcycle.finalize(model, 3)
+
+
 def test_other_files_are_refused(tmp_path):
     from safetensors.torch import save_file
 

@@ -33,7 +33,11 @@ MOST_LEVELS = 256
 
 
 class FinalWeight(TensorQuantizer):
-    """The quantizer of an already quantized weight: the identity."""
+    """The quantizer of a weight that is already quantized to `bits` bits: the identity."""
+
+    def __init__(self, bits: int) -> None:
+        super().__init__()
+        self.bits = bits
 
     def forward(self, x: Tensor, bits: Tensor) -> Tensor:
         return x
@@ -53,7 +57,7 @@ def finalize(
 
     Raises:
         SettingError (a ValueError): for a model without quantized layers, and for weights that are recomputed at each call, in
-            blocks, or with more than 256 values in an output channel.
+            blocks, with more than 256 values in an output channel, or from a file of other bits.
     """
     layers = _layers(model)
     if not layers:
@@ -145,7 +149,7 @@ def _weight_key(name: str, layer: QuantizedLayer) -> str:
 
 def _put(layer: QuantizedLayer, weight: Tensor) -> None:
     """Set the final weight of the layer; a float layer that shares the parameter keeps the original."""
-    layer.weight_quantizer = FinalWeight()
+    layer.weight_quantizer = FinalWeight(layer.precision.precision.weight)
     if "weight" in layer._parameters:
         layer.weight = nn.Parameter(weight, requires_grad=bool(layer.weight.requires_grad))
     else:
@@ -154,6 +158,9 @@ def _put(layer: QuantizedLayer, weight: Tensor) -> None:
 
 def _encoded(name: str, layer: QuantizedLayer, bits: int) -> dict[str, Tensor]:
     quantizer = copy.deepcopy(layer.weight_quantizer).eval()
+    if isinstance(quantizer, FinalWeight) and quantizer.bits != bits:
+        problem = f"the weight of layer {name!r} is final at {quantizer.bits} bits"
+        raise SettingError("bits", bits, problem, "finalize the model that was trained")
     weight: Tensor = layer.rows_of(layer.weight.detach())
     quantizer.prepare(weight, bits)
     number = torch.tensor(bits, device=weight.device)

@@ -75,6 +75,13 @@ def test_splits_are_not_learned_as_classes(tmp_path, names):
         folder_options(tmp_path).info(tmp_path)
 
 
+@pytest.mark.parametrize("name", ["Test/cat", "test"])
+def test_test_images_that_are_not_found_are_named(tmp_path, caplog, name):
+    write_folders(tmp_path, {"train/cat": 3, "train/dog": 3, name: 3})
+    assert folder_options(tmp_path).info(tmp_path).test_samples == 2
+    assert re.search(r"/(Test|test) is not used: .*/test/CLASS.* held out instead", caplog.text)
+
+
 def test_a_class_may_have_the_name_of_a_split(tmp_path):
     write_folders(tmp_path, {"car": 3, "train": 3})
     assert folder_options(tmp_path).info(tmp_path).shape.classes == 2

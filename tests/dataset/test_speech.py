@@ -246,6 +246,7 @@ def test_lists_of_both_kinds(data_root, tmp_path):
         ("list.csv", "audio,transcript\n", "lists no recording"),
         ("list.csv", "audio,transcript\na.wav,\n", "line 2 of"),
         ("list.csv", "path,text\na.wav,b\n", "line 2 of"),
+        ("list.csv", "audio,transcript\na.wav,yes, please\n", "more values than its header; put .* in quotes"),
         ("list.jsonl", "{", "cannot read"),
         ("list.jsonl", '{"audio": "a.wav"}', "line 1 of"),
     ],

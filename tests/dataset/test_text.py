@@ -126,12 +126,19 @@ def test_own_text_lies_below_data_root_like_other_datasets(tmp_path):
         OwnText(path="other").info(tmp_path)
 
 
+def test_a_byte_order_mark_is_no_part_of_the_first_word(tmp_path):
+    for split in ("train", "valid", "test"):
+        (tmp_path / f"{split}.txt").write_text("the end of the line\n", encoding="utf-8-sig")
+    assert OwnText(path=".").load(tmp_path, seed=0).vocabulary == ("the", "end", "of", "line", "<eos>", "<unk>")
+
+
 def test_settings_that_the_text_cannot_satisfy(tmp_path):
     path = str(write_text(tmp_path / "text"))
     recurrent, info = RecurrentLanguageModelOptions, OwnText(path=path).info(tmp_path)
     for make, words in (
         (lambda: OwnText(path=path, train_samples=100_000).info(tmp_path), "has only 114 pieces of 35 tokens"),
         (lambda: OwnText(path=path, validation=0.1).info(tmp_path), "has a validation split"),
+        (lambda: WikiTextSmall(name="wikitext2_bytes").info(tmp_path), "unit=word: .* use dataset=wikitext2_small"),
         (lambda: LanguageModellingOptions().epoch(info, 4000), "too few for 4000 streams"),
         (lambda: BlockLanguageModellingOptions(sequence_length=9000).epoch(info, 1), "less than one block"),
         (lambda: recurrent(name="gru", cell="gru"), "bias=both"),

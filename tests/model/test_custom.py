@@ -16,6 +16,8 @@ from bitcycle.training.run import execute
 from tests.conftest import ROOT, configure
 
 NETWORK = """
+import functools
+import torch
 from torch import nn
 
 def small(channels, classes, width=4):
@@ -26,6 +28,19 @@ def small(channels, classes, width=4):
 
 def no_network():
     return 3
+
+def of_width(width, classes):
+    return small(1, classes, width)
+
+def broad(channels, **options):
+    return small(channels, 1000)
+
+wide = functools.partial(small, width=5)
+cached = functools.cache(small)
+
+@torch.no_grad()
+def decorated(channels, classes):
+    return small(channels, classes)
 """
 
 
@@ -59,11 +74,21 @@ def test_own_network_trains_with_a_schedule(network, tmp_path):
     assert summary["total_steps"] == 8 and 0 < summary["cost"]["total"]["relative_to_static"] < 1
 
 
-def test_a_changed_network_is_another_run(network, tmp_path):
-    before = make_plan(configure(*custom(network))).hash
+def test_a_network_that_was_not_told_the_number_of_classes_is_refused(network, tmp_path):
+    """torchvision's networks take num_classes among others, and had 1,000 outputs, of which cross-entropy says nothing."""
+    settings = (f"model.target={network}:broad", "training.steps=8", f"results_root={tmp_path}/runs")
+    plan = make_plan(configure("dataset=digits", "model=custom", "scale=smoke", *settings))
+    with pytest.raises(SettingError, match=r"returns \[\d+, 1000\], not logits .* model.arguments=\{num_classes: 10\}"):
+        execute(plan)
+
+
+@pytest.mark.parametrize("name", ["small", "wide", "cached", "decorated"])
+def test_a_changed_network_is_another_run(network, tmp_path, name):
+    settings = ("dataset=digits", "model=custom", f"model.target={network}:{name}", "scale=smoke")
+    before = make_plan(configure(*settings)).hash
     file = tmp_path / f"{network}.py"
     file.write_text(NETWORK.replace("width=4", "width=5"))
-    assert make_plan(configure(*custom(network))).hash != before
+    assert make_plan(configure(*settings)).hash != before
 
 
 WRONG = {
@@ -73,6 +98,7 @@ WRONG = {
     "model.target=MINE:no_network": "returns an object of type int",
     "model.target=MINE:small model.arguments={wdth: 2}": "did you mean 'width'",
     "model.target=MINE:small model.arguments=3": "model.arguments",
+    "model.target=MINE:of_width": "MINE:of_width needs width. Remedy: set model.arguments={width: ...}",
 }
 
 
@@ -82,7 +108,7 @@ def test_wrong_targets_are_one_line_with_a_remedy(network, capsys, monkeypatch, 
     monkeypatch.setattr(sys, "argv", ["train.py", "dataset=digits", "model=custom", *arguments, "dry_run=json"])
     assert main(ROOT / "conf") == 2
     error = capsys.readouterr().err
-    assert len(error.splitlines()) == 1 and WRONG[given] in error
+    assert len(error.splitlines()) == 1 and WRONG[given].replace("MINE", network) in error
 
 
 def test_timm_networks():

@@ -209,6 +209,8 @@ def test_files_of_ratings(tmp_path):
     for name in ("b.csv", "missing.csv"):
         with pytest.raises(DataError, match="cannot read"):
             read_ratings(tmp_path / name)
+    with pytest.raises(DataError, match=r"ratings is not in .*missing.csv. Put a file with the columns userId"):
+        Ratings(path="missing.csv").info(tmp_path)
     for rows in ("", "1,2,3.5,10\n", "1,2,3.5,10\n1,3,3.5,10\n1,4,3.5,10\n2,3,4.0,5\n"):
         (tmp_path / "c.csv").write_text(HEADER + rows)
         with pytest.raises(DataError, match="too few ratings"):

@@ -30,7 +30,16 @@ def read_folders(folder: Path, test_fraction: float) -> tuple[EncodedImages, Enc
     """Images of class folders below train/ and test/ (or val/), or directly in `folder`. Raises DataError if there are none."""
     train = _first_split(folder, TRAIN_FOLDERS, None)
     test = train and _first_split(folder, TEST_FOLDERS, train.class_names)
+    if train and not test:
+        _warn_of_unused_tests(folder)
     return both_splits(train or _without_splits(folder), test, test_fraction, folder)
+
+
+def _warn_of_unused_tests(folder: Path) -> None:
+    """Warn of folders that are meant as the test split, but have another case, or no class folders."""
+    if unused := sorted(sub.name for sub in folder.iterdir() if sub.is_dir() and sub.name.lower() in TEST_FOLDERS):
+        problem = "%s is not used: a test split has images in %s/test/CLASS, in lower case; training images are held out instead"
+        logger.warning(problem, folder / unused[0], folder)
 
 
 def _without_splits(folder: Path) -> EncodedImages:

@@ -194,7 +194,10 @@ class Ratings(InteractionOptions):
         return DatasetInfo(found.shape, len(found.users) - found.shape.users, found.shape.users)
 
     def read(self, data_root: Path) -> Interactions:
-        found = read_ratings(self.located(data_root, self.path))
+        file = self.place(data_root)
+        if file is None:
+            raise self.absent(data_root)
+        found = read_ratings(file)
         if len(found.users) == 0 or int(found.users.bincount().min()) < 2:
             raise DataError(f"{self.path} has too few ratings: give two or more of each user.")
         if len((found.users * found.shape.items + found.items).unique()) < len(found.users):

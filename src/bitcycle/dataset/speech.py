@@ -156,6 +156,8 @@ def read_recordings(file: Path) -> list[Recording]:
         table = read(file, dtype=str, encoding="utf-8-sig")
     except (OSError, ValueError) as error:
         raise DataError(f"cannot read {file}: {error}. It should be {LIST_FORM}; {OWN_LISTS}.") from error
+    if not is_json and not isinstance(table.index, pandas.RangeIndex):
+        raise DataError(f"{file} has rows of more values than its header; put transcripts with commas in quotes")
     if table.empty:
         raise DataError(f"{file} lists no recordings; it should be {LIST_FORM}")
     recordings = []

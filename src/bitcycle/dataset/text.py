@@ -157,8 +157,11 @@ class TextDatasetOptions(DatasetOptions):
             raise SettingError("unit", "byte", problem, "leave out dataset.vocabulary and dataset.order")
 
     def size(self, data_root: Path) -> TextSize:
-        """Sizes of the whole dataset. Raises SettingError if they are not known in bytes."""
+        """Sizes of the whole dataset. Raises SettingError if they are not known in this unit."""
         if self.unit == "word":
+            if self.name not in TEXT_SIZES:
+                problem = f"the size of {self.name} in words is not known"
+                raise SettingError("unit", "word", problem, "use dataset=wikitext2_small, the same text in words")
             return TEXT_SIZES[self.name]
         if self.name not in SIZES_IN_BYTES:
             problem = f"the size of {self.name} in bytes is not known"
@@ -208,7 +211,7 @@ class TextDatasetOptions(DatasetOptions):
 def lines_of(path: Path, remedy: str = "Download the file again") -> Iterator[str]:
     """The lines of a file. Raises DataError with the remedy if it cannot be read."""
     try:
-        with open(path, encoding="utf-8") as stream:
+        with open(path, encoding="utf-8-sig") as stream:  # a byte order mark would belong to the first word
             yield from stream
     except (OSError, UnicodeDecodeError) as error:
         raise DataError(f"cannot read {path}: {error}. {remedy}.") from error

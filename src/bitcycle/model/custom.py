@@ -40,18 +40,26 @@ class CustomModel(ModelOptions):
         if unknown is not None and not takes_any:
             problem = f"{self.target} has no such parameter"
             raise SettingError("arguments", unknown, problem, nearest(unknown, parameters))
+        needed = [name for name, parameter in parameters.items() if parameter.default is inspect.Parameter.empty]
+        given = {*_known(shape), *(self.arguments or ())}
+        variable = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
+        lacking = [name for name in needed if name not in given and parameters[name].kind not in variable]
+        if lacking:
+            problem = f"{self.target} needs {' and '.join(lacking)}"
+            raise SettingError("arguments", self.arguments, problem, f"set model.arguments={{{lacking[0]}: ...}}")
 
     def identity(self) -> dict[str, Any]:
-        """Digest of the module's file: a changed network is a different run."""
-        file = inspect.getsourcefile(self._function())
+        """Digest of the file that defines the network: a changed network is a different run."""
+        function: Any = inspect.unwrap(self._function())  # a decorator may lie elsewhere
+        if not (inspect.isfunction(function) or inspect.isclass(function)):  # an object, as of functools.partial
+            function = import_here(self.target.partition(":")[0])
+        file = inspect.getsourcefile(function)
         return {"source": hashlib.sha256(Path(file).read_bytes()).hexdigest()} if file else {}
 
     def build(self, shape: Any) -> nn.Module:
-        function, known = self._function(), shape._asdict()
-        if isinstance(shape, ImageShape):
-            known |= {"num_classes": shape.classes, "in_channels": shape.channels}
+        function = self._function()
         parameters = inspect.signature(function).parameters
-        taken = {name: value for name, value in known.items() if name in parameters}
+        taken = {name: value for name, value in _known(shape).items() if name in parameters}
         model = function(**taken | (self.arguments or {}))
         if not isinstance(model, nn.Module):
             problem = f"returns an object of type {type(model).__name__}"
@@ -73,6 +81,12 @@ class CustomModel(ModelOptions):
             remedy = nearest(name, [other for other, value in vars(found).items() if callable(value)])
             raise SettingError("target", self.target, f"{module} has no function of this name", remedy)
         return function
+
+
+def _known(shape: Any) -> dict[str, Any]:
+    """What a network may be told about the data: the fields of their shape, and other names of those of images."""
+    others = {"num_classes": shape.classes, "in_channels": shape.channels} if isinstance(shape, ImageShape) else {}
+    return shape._asdict() | others
 
 
 @dataclass

@@ -1,15 +1,16 @@
 """Image classification: cross-entropy loss; top-1 and top-5 accuracy on the test images."""
 
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 import torch.nn.functional as F
-from torch import nn
+from torch import Tensor, nn
 
 from bitcycle.dataset import DatasetInfo
 from bitcycle.dataset.image_dataset import Batch, ImageBatches, ImageDatasetOptions
 from bitcycle.optional_imports import require
-from bitcycle.settings import setting
+from bitcycle.settings import SettingError, setting
 from bitcycle.task.base import Sample, StepOutput, Task, TaskOptions, TaskSetup, accuracies_and_loss, evaluation_splits
 
 
@@ -45,6 +46,7 @@ class Classification(Task):
 
     def train(self, model: nn.Module, batch: Batch) -> StepOutput:
         logits = model(batch.inputs)
+        _check_logits(model, logits, len(batch.targets), self.classes)
         loss = F.cross_entropy(logits, batch.targets)
         return StepOutput(loss, (logits.detach().argmax(1) == batch.targets).float().mean())
 
@@ -53,3 +55,13 @@ class Classification(Task):
         batches = self.splits[split]
         outputs = ((model(batch.inputs), batch.targets) for batch in batches)
         return accuracies_and_loss(outputs, split, {"": 1, "_top5": min(5, self.classes)}, self.classes, batches.device)
+
+
+def _check_logits(model: nn.Module, logits: Any, images: int, classes: int) -> None:
+    """Raise SettingError if a network does not return a logit for each class, as one that was not told their number:
+    cross-entropy accepts more classes, too."""
+    if isinstance(logits, Tensor) and logits.shape == (images, classes):
+        return
+    found = list(logits.shape) if isinstance(logits, Tensor) else f"a {type(logits).__name__}"
+    remedy = f"let it have {classes} outputs, for instance by model.arguments={{num_classes: {classes}}}"
+    raise SettingError("model", type(model).__name__, f"returns {found}, not logits {[images, classes]}", remedy)

@@ -99,7 +99,7 @@ def test_missing_data_are_an_error_that_says_what_to_put_where(tmp_path, monkeyp
         ("<annotation>", "cannot use"),
         ("<annotation></annotation>", "cannot use"),
         ("<size><width>9</width><height>9</height></size>", "cannot use"),
-        ("CLASS", "not in tuple"),
+        ("CLASS", "the class 'boat' is none of "),
         ("BOX", "ends before it begins"),
     ],
 )

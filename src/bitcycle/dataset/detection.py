@@ -320,8 +320,10 @@ def _read_annotation(picture: str, annotation: str, class_names: tuple[str, ...]
             )
             if x2 < x1 or y2 < y1:
                 raise ValueError(f"box {x1:g}, {y1:g}, {x2:g}, {y2:g} ends before it begins")
+            if (name := element.findtext("name", "")) not in class_names:
+                raise ValueError(f"the class {name!r} is none of {', '.join(class_names)}")
             boxes.append([x1 - 1, y1 - 1, x2, y2])
-            labels.append(class_names.index(element.findtext("name", "")))
+            labels.append(class_names.index(name))
     except (OSError, ElementTree.ParseError, ValueError) as error:
         raise DataError(f"cannot use {annotation}: {error}. Download the dataset again.") from error
     objects = torch.tensor(boxes, dtype=torch.float32).view(-1, 4), torch.tensor(labels, dtype=torch.int64)

@@ -23,9 +23,8 @@ class LossFeed:
             raise SettingError("schedule", schedule.name, problem, remedy)
         self._schedule = schedule if isinstance(schedule, FeedbackSchedule) else None
         self._model = model
-        self._sum: Tensor | float = (
-            0.0  # of the batches since the last observation; on their device, so that none waits
-        )
+        # of the batches since the last observation, on their device, so that no step waits for it
+        self._sum: Tensor | float = 0.0
         self._batches, self._observed_at = 0, 0
 
     @property

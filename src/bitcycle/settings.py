@@ -153,9 +153,9 @@ class Settings:
         code = [Path(file).read_bytes() for file in dict.fromkeys(map(inspect.getfile, own))]
         return {"source": hashlib.sha256(b"".join(code)).hexdigest()} if code else {}
 
-    def result_settings(self, digest: Callable[[str], str], prefix: str = "") -> dict[str, Any]:
+    def result_settings(self, digest: Callable[[str, str], str], prefix: str = "") -> dict[str, Any]:
         """Dotted name -> value, for all option names and for other settings that affect the result and are not default, or not
-        what the default once was (`unnamed`); `digest` stands for the content of a file. Raises SettingError as `digest`."""
+        what the default once was (`unnamed`); `digest` stands for the content of the file of a field. Raises SettingError as `digest`."""
         found: dict[str, Any] = {f"{prefix}{name}": value for name, value in self.identity().items()}
         for field in dataclasses.fields(self):
             value = getattr(self, field.name)
@@ -165,7 +165,7 @@ class Settings:
                 found |= value.result_settings(digest, f"{prefix}{field.name}.")
             elif field.name == "name" or value != unnamed_value(field):  # names distinguish the options' classes
                 try:
-                    found[prefix + field.name] = digest(value) if field.metadata.get("content") else value
+                    found[prefix + field.name] = digest(value, field.name) if field.metadata.get("content") else value
                 except SettingError as error:
                     raise error.within(prefix.rstrip(".")) from None
         return found

@@ -249,6 +249,7 @@ def test_lists_of_both_kinds(data_root, tmp_path):
         ("list.csv", "audio,transcript\na.wav,yes, please\n", "more values than its header; put .* in quotes"),
         ("list.jsonl", "{", "cannot read"),
         ("list.jsonl", '{"audio": "a.wav"}', "line 1 of"),
+        ("list.jsonl", '{"audio": "a.wav", "transcript": ["yes"]}', "line 1 of"),
     ],
 )
 def test_wrong_lists_say_what_is_wrong(tmp_path, name, content, words):

@@ -7,6 +7,7 @@ import shutil
 
 import pytest
 import torch
+from safetensors.torch import save_file
 
 from bitcycle.dataset import DatasetInfo
 from bitcycle.dataset.base import Splits
@@ -191,6 +192,31 @@ def test_the_content_names_the_run(digits, tmp_path):
     torch.save(state, tmp_path / "other.pt")
     assert name(tmp_path / "other.pt") not in same
     assert run_hash(configure("dataset=digits", "model=resnet8")) not in same
+
+
+def test_published_weights_name_the_run_by_their_content(tmp_path):
+    """As initial weights do: a copied folder is the same run, other weights at the same place are another one."""
+
+    def name(folder: str) -> str:
+        return run_hash(configure("model=bert_tiny", f"model.weights={tmp_path / folder}"))
+
+    for folder, name_of_file, value in [
+        ("one", "model.safetensors", 1.0),
+        ("copy", "pytorch_model.bin", 1.0),
+        ("other", "pytorch_model.bin", 2.0),
+    ]:
+        (tmp_path / folder).mkdir()
+        save = save_file if name_of_file.endswith("safetensors") else torch.save
+        save({"embeddings": torch.full([2], value)}, tmp_path / folder / name_of_file)
+    assert name("one") == name("copy") != name("other")
+
+
+@pytest.mark.parametrize(
+    ("model", "field"), [("bert_tiny", "weights"), ("retinanet", "backbone_weights"), ("resnet8", "initial_weights")]
+)
+def test_weights_without_a_file_name_their_own_field(tmp_path, model, field):
+    with pytest.raises(SettingError, match=rf"model\.{field}=\S*nowhere: no such file"):
+        run_hash(configure(f"model={model}", f"model.{field}={tmp_path}/nowhere"))
 
 
 def saved(tmp_path, state) -> str:

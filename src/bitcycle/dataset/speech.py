@@ -151,9 +151,10 @@ def read_recordings(file: Path) -> list[Recording]:
     import pandas
 
     is_json = file.suffix == ".jsonl"
-    read = partial(pandas.read_json, lines=True) if is_json else partial(pandas.read_csv, keep_default_na=False)
+    read_json = partial(pandas.read_json, lines=True, dtype=False)  # what is no text remains so, and is refused below
+    read = read_json if is_json else partial(pandas.read_csv, keep_default_na=False, dtype=str)
     try:
-        table = read(file, dtype=str, encoding="utf-8-sig")
+        table = read(file, encoding="utf-8-sig")
     except (OSError, ValueError) as error:
         raise DataError(f"cannot read {file}: {error}. It should be {LIST_FORM}; {OWN_LISTS}.") from error
     if not is_json and not isinstance(table.index, pandas.RangeIndex):

@@ -18,15 +18,13 @@ from typing import Any, Optional
 import torch
 from torch import Tensor, nn
 
-from bitcycle.model.base import ModelOptions, load_weights, read_weights
+from bitcycle.model.base import ModelOptions, load_weights, published_weights, read_weights
 from bitcycle.module.layers import MatrixProduct
 from bitcycle.optional_imports import require
 from bitcycle.settings import MISSING, SettingError, setting
 from bitcycle.shapes import SentencePairShape
 
 logger = logging.getLogger(__name__)
-
-WEIGHT_FILES = ("model.safetensors", "pytorch_model.bin")
 
 
 class SelfAttention(nn.Module):
@@ -96,6 +94,7 @@ class Bert(ModelOptions):
     weights: Optional[str] = setting(
         None,
         "folder of published weights (model.safetensors or pytorch_model.bin), as bert-base-multilingual-cased; null: random",
+        content=True,
     )
 
     def validate(self) -> None:
@@ -140,8 +139,7 @@ def _warn_of_random_weights(name: str) -> None:
 
 def _weights_file(path: str) -> Path:
     """The file of published weights in a folder. Raises SettingError if there is none."""
-    folder = Path(path).expanduser()
-    file = next((folder / name for name in WEIGHT_FILES if (folder / name).is_file()), None)
+    file = published_weights(Path(path).expanduser())
     if file is None:
         remedy = "put model.safetensors or pytorch_model.bin of the published network there"
         raise SettingError("weights", path, "contains no weights", remedy)

@@ -118,7 +118,8 @@ class TrainingOptions(Settings):
     def validate(self) -> None:
         if (self.steps is None) == (self.epochs is None):
             problem = "both steps and epochs are set" if self.steps else "neither steps nor epochs is set"
-            raise SettingError("steps", self.steps, problem, "set exactly one of training.steps and training.epochs")
+            remedy = "set exactly one of training.steps and training.epochs, and the other to null"
+            raise SettingError("steps", self.steps, problem, remedy)
         if self.epochs == 0:
             raise SettingError(
                 "epochs", 0, "is no length of a run", "use a value above 0; less than 1 is part of an epoch"

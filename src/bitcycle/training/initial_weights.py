@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 from bitcycle.layer import convertible_layers
 from bitcycle.model import ModelOptions
-from bitcycle.model.base import read_weights
+from bitcycle.model.base import published_weights, read_weights
 from bitcycle.settings import SettingError
 from bitcycle.training.run_folder import RunFolder
 
@@ -23,32 +23,35 @@ logger = logging.getLogger(__name__)
 FIELD = "initial_weights"
 
 
-def weights_file(path: str) -> Path:
-    """The checkpoint file of `path`: itself, or that of a finished run's folder. Raises SettingError if there is none."""
+def weights_file(path: str, field: str = FIELD) -> Path:
+    """The checkpoint file of `path`: itself, that of a finished run's folder, or that of a published network's. Raises
+    SettingError about `field` if there is none."""
     given = Path(path).expanduser()
     if given.is_file():
         return given
     folder = RunFolder(given)
     remedy = "give a checkpoint file, or the folder of a finished run (its name ends with seed=N)"
     if not given.is_dir():
-        raise SettingError(FIELD, path, "no such file or folder", remedy)
+        raise SettingError(field, path, "no such file or folder", remedy)
+    if (published := published_weights(given)) is not None:
+        return published
     if folder.state() == "resumable":
-        raise SettingError(FIELD, path, "this run is not finished", "finish it by running its command again")
+        raise SettingError(field, path, "this run is not finished", "finish it by running its command again")
     if not folder.checkpoint.last.is_file():
-        raise SettingError(FIELD, path, "this folder has no checkpoint of a run", remedy)
+        raise SettingError(field, path, "this folder has no checkpoint of a run", remedy)
     return folder.checkpoint.last
 
 
-def content_digest(path: str) -> str:
-    """A digest of names and values of all weights in a checkpoint. Raises SettingError if it cannot be read."""
-    file = weights_file(path).resolve()
-    return _digest(str(file), file.stat().st_mtime_ns)
+def content_digest(path: str, field: str = FIELD) -> str:
+    """A digest of names and values of all weights in a checkpoint. Raises SettingError about `field` if it cannot be read."""
+    file = weights_file(path, field).resolve()
+    return _digest(str(file), file.stat().st_mtime_ns, field)
 
 
 @lru_cache(maxsize=8)
-def _digest(path: str, changed: int) -> str:
+def _digest(path: str, changed: int, field: str) -> str:
     digest = hashlib.sha256()
-    for name, value in sorted(read_weights(Path(path), FIELD).items()):
+    for name, value in sorted(read_weights(Path(path), field).items()):
         digest.update(f"{name} {value.dtype} {tuple(value.shape)}".encode())
         digest.update(value.contiguous().reshape(-1).view(torch.uint8).numpy().tobytes())
     return digest.hexdigest()[:16]

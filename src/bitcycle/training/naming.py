@@ -16,11 +16,11 @@ if TYPE_CHECKING:
     from bitcycle.configuration import RunConfig
 
 
-def _content(path: str) -> str:
-    """A digest of the weights in a file. Raises SettingError if they cannot be read."""
+def _content(path: str, field: str) -> str:
+    """A digest of the weights in a file. Raises SettingError about the field if they cannot be read."""
     from bitcycle.training.initial_weights import content_digest  # with PyTorch, which reads them
 
-    return content_digest(path)
+    return content_digest(path, field)
 
 
 def run_hash(config: RunConfig) -> str:

@@ -155,19 +155,21 @@ class Settings:
 
     def result_settings(self, digest: Callable[[str, str], str], prefix: str = "") -> dict[str, Any]:
         """Dotted name -> value, for all option names and for other settings that affect the result and are not default, or not
-        what the default once was (`unnamed`); `digest` stands for the content of the file of a field. Raises SettingError as `digest`."""
-        found: dict[str, Any] = {f"{prefix}{name}": value for name, value in self.identity().items()}
-        for field in dataclasses.fields(self):
-            value = getattr(self, field.name)
-            if not field.metadata.get("affects_result", True):
-                continue
-            if isinstance(value, Settings):
+        what the default once was (`unnamed`); `digest` stands for the content of a field's file. Raises SettingError if the
+        settings name something that cannot be read."""
+        fields = [field for field in dataclasses.fields(self) if field.metadata.get("affects_result", True)]
+        found: dict[str, Any] = {}
+        for field in fields:
+            if isinstance(value := getattr(self, field.name), Settings):
                 found |= value.result_settings(digest, f"{prefix}{field.name}.")
-            elif field.name == "name" or value != unnamed_value(field):  # names distinguish the options' classes
-                try:
+        try:
+            found |= {f"{prefix}{name}": value for name, value in self.identity().items()}
+            for field in fields:  # names distinguish the options' classes
+                value = getattr(self, field.name)
+                if field.name == "name" or (not isinstance(value, Settings) and value != unnamed_value(field)):
                     found[prefix + field.name] = digest(value, field.name) if field.metadata.get("content") else value
-                except SettingError as error:
-                    raise error.within(prefix.rstrip(".")) from None
+        except SettingError as error:
+            raise error.within(prefix.rstrip(".")) from None
         return found
 
 

@@ -35,6 +35,9 @@ def of_width(width, classes):
 def broad(channels, **options):
     return small(channels, 1000)
 
+def of_colours(classes):
+    return small(3, classes)
+
 wide = functools.partial(small, width=5)
 cached = functools.cache(small)
 
@@ -109,6 +112,15 @@ def test_wrong_targets_are_one_line_with_a_remedy(network, capsys, monkeypatch, 
     assert main(ROOT / "conf") == 2
     error = capsys.readouterr().err
     assert len(error.splitlines()) == 1 and WRONG[given].replace("MINE", network) in error
+    assert error.startswith("wrong configuration: model.")
+
+
+def test_a_network_that_fails_on_the_data_is_told_their_shape(network):
+    """Its own error comes through, as only the user can tell what it means: here, a network of colour images."""
+    settings = ("dataset=digits", "model=custom", f"model.target={network}:of_colours", "scale=smoke")
+    with pytest.raises(RuntimeError) as failed:
+        make_plan(configure(*settings))
+    assert failed.value.__notes__ == ["model=custom failed on a sample of the dataset, of shape [1, 1, 8, 8]"]
 
 
 def test_timm_networks():

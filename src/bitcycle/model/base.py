@@ -85,7 +85,7 @@ def read_weights(file: Path, field: str) -> dict[str, Tensor]:
         tensors_only = partial(torch.load, map_location="cpu", weights_only=True)
         state: Any = (load_file if file.suffix == ".safetensors" else tensors_only)(file)
     except (*UNREADABLE, SafetensorError) as error:
-        reason = str(error).split("\n")[0] or "the file ends too early"
+        reason = str(error).split("\n")[0].split(". ")[0] or "the file ends too early"
         problem = f"cannot be read as weights ({type(error).__name__}: {reason})"
         remedy = "give a file of plain tensors, written by torch.save or safetensors"
         raise SettingError(field, file, problem, remedy) from error

@@ -101,6 +101,8 @@ class Bert(ModelOptions):
         if self.hidden % self.heads:
             problem = f"does not divide the width of {self.hidden}"
             raise SettingError("heads", self.heads, problem, "choose another number")
+        if self.weights is not None:
+            _weights_file(self.weights)
 
     def check(self, shape: SentencePairShape) -> None:
         if shape.length > self.positions:
@@ -119,10 +121,9 @@ class Bert(ModelOptions):
             hidden_dropout_prob=self.dropout,
             attention_probs_dropout_prob=self.dropout,
         )
-        file = _weights_file(self.weights) if self.weights is not None else None  # before seconds of random weights
         bert = transformers.BertModel(config)
-        if file is not None:
-            _load(bert, file)
+        if self.weights is not None:
+            _load(bert, _weights_file(self.weights))
         elif self.initial_weights is None:
             _warn_of_random_weights(self.name)
         return BertClassifier(bert, shape.classes)

@@ -56,9 +56,15 @@ def network(
         gated = [module for module in converted.modules() if isinstance(module, Gates)]
         parameters += sum(map(_parameters, gated))
         choices, sample = gated[0].choices if gated else None, task.sample(info)
-        [device] = {leaf.device for leaf in tree_leaves(sample.arguments) if isinstance(leaf, torch.Tensor)}
+        tensors = [leaf for leaf in tree_leaves(sample.arguments) if isinstance(leaf, torch.Tensor)]
+        [device] = {tensor.device for tensor in tensors}
         with warnings.catch_warnings(record=True) as caught:
-            workload = trace(converted.to(device), *sample.arguments, samples=sample.samples)
+            try:
+                workload = trace(converted.to(device), *sample.arguments, samples=sample.samples)
+            except Exception as error:  # of the forward pass of a user's network
+                shapes = " and ".join(str(list(tensor.shape)) for tensor in tensors)
+                error.add_note(f"model={options.name} failed on a sample of the dataset, of shape {shapes}")
+                raise
         messages = tuple(str(warning.message) for warning in caught)
         return ConvertedNetwork(parameters, layers, choices, workload, messages)
 

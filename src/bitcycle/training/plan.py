@@ -213,7 +213,7 @@ def make_plan(config: RunConfig) -> Plan:
 
 
 def _bind_schedule(config: RunConfig, info: DatasetInfo, total_steps: int, per_epoch: int) -> Schedule:
-    options = _within("schedule", config.schedule.configure_for, *blocks(config.model, info.shape))
+    options = _within("schedule", config.schedule.configure_for, *_within("model", blocks, config.model, info.shape))
     schedule: Schedule = _within("schedule", options.bind, total_steps, per_epoch)
     if isinstance(config.quantizer, NoQuantizer):
         if schedule.steps < schedule.length.total_steps:

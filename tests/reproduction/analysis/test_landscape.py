@@ -10,6 +10,7 @@ from dataclasses import replace
 import matplotlib
 import matplotlib.pyplot as plt
 import pytest
+from scipy.stats import sem, t
 
 from bitcycle.picture.layout import UNDATED
 from bitcycle.reproduction.analysis.cells import Cell, Results
@@ -18,7 +19,7 @@ from bitcycle.reproduction.analysis.contrast import Pool
 from bitcycle.reproduction.analysis.metrics import reading, rise, rise_around
 from bitcycle.reproduction.analysis.verdict import NOT_TESTED, UNDECIDED, judge
 from bitcycle.reproduction.figure.data import ItemData, with_analyses_of
-from bitcycle.reproduction.figure.landscape import contours, network_name, radial_rise
+from bitcycle.reproduction.figure.landscape import contours, measured, network_name, radial_rise
 from bitcycle.reproduction.figure.make import draw_item
 from bitcycle.reproduction.measurement.artifacts import Result, run_name, write_result
 from bitcycle.sweep.registry import Sweep
@@ -133,6 +134,24 @@ def test_only_surfaces_that_the_sweep_asks_for_are_averaged(tmp_path):
     assert reading(own, "rise") == pytest.approx(0.5, abs=0.02)
     (same,) = with_analyses_of(Sweep(), [run])
     assert len(same.analyses) == 5
+
+
+def test_the_seeds_of_a_measurement_are_its_units_and_not_its_severities():
+    """The bars were intervals over severities and seeds alike: six points of HLHLp's errors under corruption, where the seeds
+    differ by tenths. By hand: both severities rise by one from seed to seed, so that the means are 31, 32 and 33."""
+    cell = made_up(70.0, 70.0, 70.0, dataset="imagenet", model="resnet18", schedule="hlhlp", schedule__bits="[2,8,2]")
+    for seed, run in enumerate(cell.runs):
+        errors = {"1": 21.0 + seed, "2": 41.0 + seed}
+        rows = [{"corruption": "blur", "severity": key, "error_percent": str(value)} for key, value in errors.items()]
+        header = {"kind": "corruption", "units": 1, "done": 1, "runs": [{"seed": seed, "phase": None}]}
+        vars(run)["analyses"] = [Result(header, rows)]
+    data = ItemData(ITEMS["hlhlp/appD"], Results("mini", (cell,)))
+    figure, caption = measured(data, "corruption", "corruption", "error_percent", "error (%)")
+    ((line, _, (bar,)),) = (drawn.lines for drawn in figure.axes[0].containers)
+    ends = t.interval(0.95, 2, 32, sem([31, 32, 33]))
+    assert line.get_ydata() == [32] and [y for _, y in bar.get_segments()[0]] == pytest.approx(ends)
+    assert caption.endswith("with 95 % intervals over seeds; n = 3.")
+    plt.close(figure)
 
 
 def test_without_measurements_there_is_no_picture():

@@ -220,8 +220,17 @@ class Results:
 
 def trials_of(cells: Iterable[Cell]) -> str:
     """Number of runs per cell, such as "n = 3" or "n = 1 to 3"."""
-    counts = sorted({len(cell.runs) for cell in cells}) or [0]
-    return f"n = {counts[0]}" if len(counts) == 1 else f"n = {counts[0]} to {counts[-1]}"
+    return numbers_of_seeds(len(cell.runs) for cell in cells)
+
+
+def numbers_of_seeds(counts: Iterable[int]) -> str:
+    """Several numbers of seeds in words.
+
+    >>> numbers_of_seeds([3, 1, 2]), numbers_of_seeds([3, 3]), numbers_of_seeds([])
+    ('n = 1 to 3', 'n = 3', 'n = 0')
+    """
+    several = sorted(set(counts)) or [0]
+    return f"n = {several[0]}" if len(several) == 1 else f"n = {several[0]} to {several[-1]}"
 
 
 def find_results(places: Iterable[Place], runs: Sequence[Run]) -> Results:

@@ -2,7 +2,7 @@
 
 import itertools
 import statistics
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import matplotlib.pyplot as plt
@@ -13,7 +13,7 @@ from matplotlib.colors import Normalize
 
 from bitcycle.picture.layout import legend, panels
 from bitcycle.precision import FLOAT
-from bitcycle.reproduction.analysis.cells import Cell, Results
+from bitcycle.reproduction.analysis.cells import Cell, Results, numbers_of_seeds
 from bitcycle.reproduction.analysis.labels import forward_bits, highest_bits, phase_bits, phase_method
 from bitcycle.reproduction.analysis.metrics import results_of, rise
 from bitcycle.reproduction.analysis.statistics import over_seeds
@@ -161,20 +161,38 @@ def measured(data: ItemData, measurement: str, by: str, column: str, label: str)
     networks = list(itertools.product(data.results.done, (None, 1, 2)))
     if not networks:
         return None
-    every = [(network_name(cell, phase), results_of(cell.runs, measurement, phase)) for cell, phase in networks]
-    most = max(len(results) for _, results in every)
+    every = [
+        (network_name(cell, phase), means_by_seed(cell, measurement, phase, by, column)) for cell, phase in networks
+    ]
+    most = max(_seeds(groups) for _, groups in every)
     series: dict[Style, list[Point]] = {}
-    for name, results in every:
-        groups: dict[str, list[float]] = {}
-        for row in (row for result in results for row in result.rows):
-            groups.setdefault(row[by], []).append(float(row[column]))
-        if groups and 2 * len(results) >= most:
+    counts = []
+    for name, groups in every:
+        if groups and 2 * _seeds(groups) >= most:
             style = Style(name, f"C{len(series)}", "os^Dv"[len(series) % 5])
             series[style] = [point(word, over_seeds(values)) for word, values in groups.items()]
+            counts.append(_seeds(groups))
     if not series:
         return None
     figure, axes = panels(1, width=8, height=3.0)
     draw_series(axes[0], series)
     axes[0].set_ylabel(label)
     legend(figure, axes)
-    return Drawing(figure, f"{panels_of(data)[0].title}. Means over severities, ratios and seeds, with 95 % intervals.")
+    words = "Means over severities or ratios, then over seeds, with 95 % intervals over seeds"
+    return Drawing(figure, f"{panels_of(data)[0].title}. {words}; {numbers_of_seeds(counts)}.")
+
+
+def means_by_seed(cell: Cell, measurement: str, phase: int | None, by: str, column: str) -> dict[str, list[float]]:
+    """Category -> the mean of a column of a measurement over its rows of that category, one for each run."""
+    found: dict[str, list[float]] = {}
+    for run in cell.runs:
+        groups: dict[str, list[float]] = {}
+        for row in (row for result in results_of([run], measurement, phase) for row in result.rows):
+            groups.setdefault(row[by], []).append(float(row[column]))
+        for word, values in groups.items():
+            found.setdefault(word, []).append(statistics.fmean(values))
+    return found
+
+
+def _seeds(groups: Mapping[str, Sequence[float]]) -> int:
+    return max(map(len, groups.values()), default=0)

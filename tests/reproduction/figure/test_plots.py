@@ -102,6 +102,28 @@ def test_few_seeds_take_the_pooled_deviation_or_none():
     assert over_seeds([1.0, 2.0]).interval() is None
 
 
+def test_a_caption_of_means_promises_no_pooled_deviation():
+    """Points of partial/fig1 with one seed are hollow, and the caption said that their bars have the pooled deviation."""
+    cells = [made_up(50.0, 51.0, **STATIC, **SMALL, training__steps=steps) for steps in (2000, 4000)]
+    runs = [run for cell in cells for run in cell.runs]
+    figure, caption = draw_item(data_of("partial/fig1", *cells, pool=Pool(runs)))
+    assert {line.get_markerfacecolor() for line in figure.axes[0].get_lines() if line.get_marker() != "None"} == {
+        "white"
+    }
+    assert "pooled" not in caption and "hollow: fewer than three seeds" in caption and "n = 2." in caption
+    plt.close(figure)
+
+
+@pytest.mark.parametrize("name", ["cpt/fig1", "fractrain/fig4"])
+def test_a_caption_of_differences_has_the_number_of_pairs(name):
+    """Figure 4 of FracTrain said n = 8 to 90 of differences of at most ten seeds, figure 3 of Better Schedules nothing."""
+    pfq = made_up(
+        71.0, 72.0, 74.0, schedule="pfq", schedule__epsilon=0.05, schedule__stages="[3,8]", gbitops=50, **SMALL
+    )
+    cells = pfq, made_up(70.0, 72.0, 72.0, 71.0, **STATIC, gbitops=100, **SMALL)
+    assert "; n = 3." in drawn(data_of(name, *cells)).caption
+
+
 def cyclic_and_static(missing: int, final: float = 70.0) -> ItemData:
     pair = made_up(final - 1, gbitops=60.0, **CYCLIC, **SMALL), made_up(final, gbitops=100.0, **STATIC, **SMALL)
     return data_of("cpt/fig1", *pair, *(Cell({"seed": str(n)}, {}) for n in range(missing)))

@@ -12,7 +12,7 @@ from matplotlib.axes import Axes
 from matplotlib.colors import to_hex
 
 from bitcycle.picture.layout import legend, panels
-from bitcycle.reproduction.analysis.cells import Cell, trials_of
+from bitcycle.reproduction.analysis.cells import Cell, numbers_of_seeds
 from bitcycle.reproduction.analysis.facts import Selector, fact, select
 from bitcycle.reproduction.analysis.items import Published
 from bitcycle.reproduction.analysis.labels import split_of
@@ -37,6 +37,8 @@ StyleOf = Callable[[Cell], Style]
 Point = tuple[Any, float, Optional[tuple[float, float]]]
 """Position, value, and the bounds of its interval."""
 INTERVALS = "bars: 95 % intervals over seeds, below three seeds with the deviation pooled over all settings"
+"""Of differences."""
+OF_MEANS = "bars: 95 % intervals over seeds; hollow: fewer than three seeds, which have none"
 LEAST_EVALUATIONS = 5
 """Minimum number of points of a curve."""
 
@@ -102,21 +104,23 @@ def tradeoff(
     if not shown and not read:
         return None
     figure, axes = panels(len(shown) + read)
-    for panel, part in zip(shown, axes):
-        draw_tradeoff(part, panel, styles(data, style), data)
+    counts = [
+        count for panel, part in zip(shown, axes) for count in draw_tradeoff(part, panel, styles(data, style), data)
+    ]
     if read:
         draw_published(axes[-1], data.digitized, cost, published_base or {})
     if style == "suite":
         suite_legend(figure)
     else:
         legend(figure, axes)
-    ours = f"Ours: differences to static 8 bits of equal seeds; {INTERVALS}. Points of nearly equal cost stand side by side."
+    ours = f"Ours: differences to static 8 bits of equal seeds; {INTERVALS}; {numbers_of_seeds(counts)}."
+    ours += " Points of nearly equal cost stand side by side."
     theirs = "Published: read from the paper's picture, one run each, against the paper's own baseline."
     return Drawing(figure, " ".join([ours] * bool(shown) + [theirs] * read))
 
 
-def draw_tradeoff(axes: Axes, panel: Panel, style: StyleOf, data: ItemData) -> None:
-    """Draw one panel of `tradeoff`."""
+def draw_tradeoff(axes: Axes, panel: Panel, style: StyleOf, data: ItemData) -> list[int]:
+    """Draw one panel of `tradeoff`; returns the number of seeds of each difference."""
     first = panel.first(data.spec.base)
     found = differences(panel, first, data.spec.column)
     costs = {index: cost for index in found if (cost := cost_against(panel.cells[index], first)) is not None}
@@ -127,6 +131,7 @@ def draw_tradeoff(axes: Axes, panel: Panel, style: StyleOf, data: ItemData) -> N
         else:
             draw_points(axes, style(panel.cells[index]), [point(place, found[index])])
     label_axes(axes, panel.title, "bit operations relative to static 8 bits", f"{metric_name(panel.cells)}, difference")
+    return [found[index].n for index in costs]
 
 
 def side_by_side(places: Mapping[int, float], share: float = 0.018) -> dict[int, float]:
@@ -201,6 +206,7 @@ def points_by_setting(
     if not shown:
         return None
     figure, axes = panels(len(shown))
+    counts = []
     for panel, part in zip(shown, axes):
         series: dict[Style, list[Point]] = {}
         for alike in by_length(panel) if base else [panel]:
@@ -208,6 +214,7 @@ def points_by_setting(
             for index, gap in differences(alike, first, column).items() if first or not base else ():
                 if (where := fact(alike.cells[index], place)) is not None:
                     series.setdefault(styles(data, style)(alike.cells[index]), []).append(point(where, gap))
+                    counts.append(gap.n)
         draw_series(part, series, differences_to_base, log)
         metric = metric_name(panel.cells)
         if base is not None:
@@ -215,9 +222,8 @@ def points_by_setting(
             metric += ", difference to static"
         label_axes(part, panel.title, x, metric)
     legend(figure, axes)
-    words = "Differences to static precision of equal seeds" if base else "Means over seeds"
-    trials = trials_of(cell for panel in shown for cell in panel.cells)
-    return Drawing(figure, f"{words}; {INTERVALS}; {trials}.{note}{omitted}")
+    words = f"Differences to static precision of equal seeds; {INTERVALS}" if base else f"Means over seeds; {OF_MEANS}"
+    return Drawing(figure, f"{words}; {numbers_of_seeds(counts)}.{note}{omitted}")
 
 
 def draw_series(axes: Axes, series: Mapping[Style, Sequence[Point]], line: bool = False, log: bool = False) -> None:

@@ -27,17 +27,18 @@ def board() -> str:
 
 
 def board_list(name: str) -> str:
-    """A board's settings with at least three seeds, grouped by the 95 % interval of their difference to static 8 bits."""
+    """A board's settings that share at least three seeds with static 8 bits, grouped by the 95 % interval of the difference."""
     found: dict[str, list[str]] = {"better": [], "worse": [], "indistinguishable": []}
     for row in read_csv(PAGE.with_name(f"{name}.csv"), missing_ok=True):
         gap = next((value for column, value in row.items() if column.startswith("difference to static 8 bits")), "")
         between = row["95 % interval of the difference"]
-        if not between or int(row["n"].partition(" ")[0]) < 3:
+        pairs = row["n of the difference"]
+        if not between or int(pairs) < 3:
             continue
         low, high = (float(end) for end in between.split(" to "))
         verdict = "better" if low > 0 else "worse" if high < 0 else "indistinguishable"
         cost = row["cost relative to static 8 bits"]
-        found[verdict].append(f"{row['method']} ({gap}, {between}; cost {cost}, n = {row['n']})")
+        found[verdict].append(f"{row['method']} ({gap}, {between}; cost {cost}, n = {pairs})")
     return "\n".join(f"- **{name}**: {'; '.join(methods) or 'none'}." for name, methods in found.items())
 
 

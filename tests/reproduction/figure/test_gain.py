@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import matplotlib.pyplot as plt
 import pytest
 
@@ -32,6 +34,16 @@ def test_table_of_gains(data: ItemData) -> None:
     prices = [float(row["price of fewer steps"]) for row in rows.records]
     assert at_length == pytest.approx([gain - price for gain, price in zip(gains, prices)], abs=0.02)
     assert claims.records[0]["verdict"] == "supported"
+
+
+def test_the_caption_has_the_number_of_pairs(data: ItemData) -> None:
+    """It said n = 4 to 8, the numbers of runs, of gains with four or five seeds."""
+    runs = data.results.cells[0].runs
+    more = replace(runs[0], row={**runs[0].row, "seed": "99"})
+    cells = (replace(data.results.cells[0], runs=(*runs, more)), *data.results.cells[1:])
+    figure, caption = gain.draw_gain(replace(data, results=Results("mini", cells)))
+    assert caption.endswith("; n = 4.")
+    plt.close(figure)
 
 
 def test_points_stand_at_training_accuracy_and_at_the_price(data: ItemData) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import runpy
 from dataclasses import replace
 
 import matplotlib.pyplot as plt
@@ -9,6 +10,7 @@ import pytest
 import scipy.stats
 import yaml
 
+from bitcycle.files import write_csv
 from bitcycle.picture.layout import panels, render
 from bitcycle.reproduction.analysis.cells import Cell, Results
 from bitcycle.reproduction.analysis.contrast import Pool
@@ -325,6 +327,33 @@ def test_board_has_a_picture_and_a_table_that_name_the_proxy():
     assert rows[1]["difference to static 8 bits of equal cost"].startswith("+") and rows[1]["scale"] == "mini"
     assert draw_item(board_of(cells[0], *(Cell({"seed": str(n)}, {}) for n in range(2)))) is None
     plt.close(figure)
+
+
+def test_a_difference_on_a_board_has_its_own_number_of_seeds(tmp_path, monkeypatch):
+    """Static 6 bits were listed as better than static 8 bits of equal cost with n = 4: one of their seeds had a partner."""
+    cells = [
+        on_board(60, 61, 62, **STATIC),
+        on_board(50, 51, 52, steps=1000, cost=50.0, **STATIC),
+        on_board(74, 77, 75, 76, cost=60.0, **CYCLIC),
+    ]
+    alone = on_board(80, 80, 80, 80, cost=70.0, schedule="static", schedule__q_max=6)
+    for seed, run in enumerate(alone.runs, start=2):
+        run.row["seed"] = str(seed)
+    runs = [run for cell in cells for run in cell.runs]
+    data = replace(board_of(*cells, alone), pool=Pool(runs))
+    (table,) = board.tables(data)
+    found = {row["method"]: (row["n"], row["n of the difference"]) for row in table.records}
+    assert (
+        found["CR 3-8 bits"] == ("4", "3") and found["static 6 bits"] == ("4", "1") and found["static 8 bits"][1] == ""
+    )
+    figure, caption = board.draw_board(data)
+    assert "n = 3 to 4, of differences n = 1 to 3" in caption and "hollow" not in caption
+    plt.close(figure)
+    script = runpy.run_path(str(ROOT / "scripts" / "board.py"))
+    monkeypatch.setitem(script["board_list"].__globals__, "PAGE", tmp_path / "x.md")
+    write_csv(tmp_path / "made.csv", table.headings, table.records)
+    lines = script["board_list"]("made")
+    assert "CR 3-8 bits" in lines and "n = 3)" in lines and "6 bits" not in lines
 
 
 # Papers do not know each other

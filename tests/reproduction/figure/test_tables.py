@@ -131,6 +131,14 @@ def test_differences_are_taken_seed_by_seed():
     assert row["difference to baseline"] == "-3.47"
 
 
+def test_a_difference_has_its_own_number_of_seeds():
+    """The table said n = 33 beside the interval of 17 pairs."""
+    cells = made_up(43.0, 44.0, 46.0, 47.0, **CYCLIC, **SMALL), made_up(46.0, 45.0, 44.0, **STATIC, **SMALL)
+    rows = {row["schedule"]: row for row in records(data_of("cpt/fig1", *cells)) if row["source"] == "ours"}
+    assert (rows["CR"]["n"], rows["CR"]["n of the difference"]) == ("4", "3")
+    assert rows["static"]["n of the difference"] == ""
+
+
 def test_runs_of_unequal_lengths_are_not_compared():
     """A deficit that trains five times as long as the baseline says nothing about the deficit."""
     common = {"model": "gcn_small", "dataset": "cora"}

@@ -16,7 +16,7 @@ import numpy as np
 from matplotlib.axes import Axes
 
 from bitcycle.picture.layout import legend, panels
-from bitcycle.reproduction.analysis.cells import Cell
+from bitcycle.reproduction.analysis.cells import Cell, numbers_of_seeds
 from bitcycle.reproduction.analysis.claims import Claim, read_claims
 from bitcycle.reproduction.analysis.facts import fact, matches, select
 from bitcycle.reproduction.analysis.frozen import read_families
@@ -29,7 +29,7 @@ from bitcycle.reproduction.analysis.verdict import ClaimResult, judge
 from bitcycle.reproduction.figure.data import ItemData, Panel, cost_against, metric_name, our_network, panels_of
 from bitcycle.reproduction.figure.plots import draw_points, label_axes, log_axis, point, side_by_side
 from bitcycle.reproduction.figure.style import STYLES, Drawing, Style
-from bitcycle.reproduction.figure.table import Table, interval, number, signed
+from bitcycle.reproduction.figure.table import PAIRS, Table, interval, number, signed
 from bitcycle.schedule import SUITE
 
 COLUMN = "final"
@@ -159,13 +159,15 @@ def draw_board(data: ItemData) -> Drawing | None:
     label_axes(right, f"against {reference(rows)}", cost, f"{metric}, difference")
     legend(figure, (left, right), 5)
     how = ", with its steps reduced to match the cost (interpolated)" if "equal" in reference(rows) else ""
-    few = any(row.gap is not None and row.gap.n < OWN_SEEDS for row in rows)
-    how += "; below three seeds with pooled deviations" if few else ""
+    pairs = [row.gap.n for row in rows if row.gap]
+    how += "; below three seeds with pooled deviations" if min(pairs, default=OWN_SEEDS) < OWN_SEEDS else ""
+    hollow = " (hollow: fewer than three seeds)" if any(row.value.n < OWN_SEEDS for row in rows) else ""
+    counts = f"{numbers_of_seeds(row.value.n for row in rows)}, of differences {numbers_of_seeds(pairs)}"
     return Drawing(
         figure,
-        "Left: means over seeds with 95 % intervals; black outline and line: the Pareto front of the means; right: differences"
-        f" to {reference(rows)}, paired by seed{how}; points of equal cost stand side by side."
-        f" {data.results.trials}; {other_networks(rows, main.network)}",
+        f"Left: means over seeds with 95 % intervals{hollow}; black outline and line: the Pareto front of the means; right:"
+        f" differences to {reference(rows)}, paired by seed{how}; points of equal cost stand side by side."
+        f" {counts}; {other_networks(rows, main.network)}",
     )
 
 
@@ -215,6 +217,7 @@ def tables(data: ItemData) -> list[Table]:
             "cost relative to static 8 bits": number(row.cost),
             f"difference to {reference(rows)}": signed(row.gap.mean if row.gap else None),
             "95 % interval of the difference": interval(row.gap, signed),
+            PAIRS: str(row.gap.n) if row.gap else "",
             "on the Pareto front": "yes" if row.best else "",
         }
         for row in rows

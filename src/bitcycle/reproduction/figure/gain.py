@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from matplotlib.axes import Axes
 
 from bitcycle.picture.layout import legend, panels
+from bitcycle.reproduction.analysis.cells import numbers_of_seeds
 from bitcycle.reproduction.analysis.gain_table import Row, gain_rows
 from bitcycle.reproduction.analysis.metrics import estimate_of
 from bitcycle.reproduction.figure.board import claims_of_board
@@ -44,7 +45,7 @@ def draw_gain(data: ItemData) -> Drawing | None:
         figure,
         "What a schedule gains over static 8 bits of equal cost, that is with fewer steps, paired by seed. Left: against how well"
         " static 8 bits of full length fits (last 5 % of the steps, with augmentation). Right: against the price of these fewer"
-        f" steps; on the dashed line a schedule loses nothing. {INTERVALS}. {data.results.trials}.",
+        f" steps; on the dashed line a schedule loses nothing. {INTERVALS}; {numbers_of_seeds(row.gain.n for row in rows)}.",
     )
 
 

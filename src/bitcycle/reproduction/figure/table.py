@@ -127,6 +127,8 @@ MODELLED = ("energy", "latency", "energy_saving", "latency_saving")
 TIMED = ("seconds", "steps_per_second")
 """Columns that say nothing about the published machine if ours did something else, too."""
 COMPARED = ("ours", "deviation", "n", "difference")
+PAIRS = "n of the difference"
+"""The column with the number of seeds that a method shares with its baseline, which may be fewer than it has."""
 
 
 def comparison(row: Published, ours: Estimate | None) -> dict[str, str]:
@@ -219,6 +221,7 @@ def our_records(panel: Panel, spec: Spec, on_accelerator: bool = False) -> Itera
             "n": str(ours.n) if ours else "",
             "difference to baseline": "baseline" if cell is base else signed(gap.mean if gap else None),
             "95 % interval": interval(gap, signed),
+            PAIRS: str(gap.n) if gap else "",
             "cost relative to static": number(cost.mean if cost else None),
             **(accelerator_costs(cell) if on_accelerator else {}),
             **{name: fact(cell, name) for name in spec.measures},

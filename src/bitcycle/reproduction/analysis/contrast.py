@@ -38,14 +38,17 @@ class Pool:
     known: dict[tuple[Any, ...], tuple[Optional[float], int]] = field(default_factory=dict)
 
     def deviation(self, run: Run, metric: str) -> tuple[float | None, int]:
-        """The residual deviation in the group of a run, and its degrees of freedom; runs that diverged have no deviation."""
+        """The residual deviation in the group of a run, and its degrees of freedom; runs that diverged have no deviation,
+        and one of zero is not known, except of a cost."""
         if metric in COSTS and run.row.get("schedule") in REACTIVE:
             return None, 0  # for most other runs in its group, the cost does not depend on the seed
         key = run.group, metric
         if key not in self.known:
             values = {one.training: reading(one, metric) for one in self._groups.get(run.group, ())}
             finite = {name: value for name, value in values.items() if value is not None and math.isfinite(value)}
-            self.known[key] = residual_deviation(finite)
+            deviation, freedom = residual_deviation(finite)
+            # few values of a coarse metric agree by chance; a cost does not depend on the seed
+            self.known[key] = (deviation, freedom) if deviation or metric in COSTS else (None, 0)
         return self.known[key]
 
     @cached_property

@@ -368,6 +368,16 @@ def test_whether_the_published_size_lies_in_the_interval():
     assert verdict(HIGHER, *PAIR).published_inside is None
 
 
+def test_without_a_test_nothing_is_said_of_the_published_size():
+    """Perplexities of a proxy, which cannot be compared with published ones, excluded the size by which these differ."""
+    claim = Claim(
+        "x/y-c1", "beats 80 %", predicate="at_least", a={"schedule": "CR"}, reference=80.0, margin=0.0, value=9.0
+    )
+    found = verdict(claim, *PAIR)
+    assert (found.verdict, found.published_inside) == (NO_TEST, None) and "cannot be compared" in found.reason
+    assert found.high < 9.0, "it would be excluded"
+
+
 def test_the_scope_tells_length_and_baseline():
     assert verdict(HIGHER, *PAIR).scope == "proxy: ResNet-8, CIFAR-10, 1,000 steps; schedule static: 71.5 test accuracy"
     several = replace(HIGHER, b=[{"schedule": "static"}, {"schedule": "RTH"}])

@@ -190,7 +190,7 @@ def _tested(
     tested = ((part, one.contrasts) for part, one in zip(parts, outcomes) if one is not None)
     reasons = (why_no_test(part, contrasts, _runs_of(contrasts), proxy) for part, contrasts in tested)
     if reason := next(filter(None, reasons), ""):
-        row.verdict, row.reason = NO_TEST, reason
+        row.verdict, row.reason, row.published_inside = NO_TEST, reason, None
         return Judged(claim, family, row, first)
     _set_p_value(row, parts, outcomes)
     against = "" if first.against is None else f"the estimate is against {described(first.against)}"

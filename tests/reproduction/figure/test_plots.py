@@ -212,6 +212,17 @@ def test_forest_has_a_panel_for_each_unit():
     plt.close(figure)
 
 
+def test_forest_tells_a_claim_that_is_supported_in_part():
+    """Seven claims stood among those that are supported."""
+    numbers = {"estimate": 1.0, "low": 0.5, "high": 1.5, "leaning": "supported"}
+    rows = [claim_result(f"cpt/fig1-c{n}", one, **numbers) for n, one in enumerate(["supported", "supported in part"])]
+    figure = forest(rows).figure
+    labels = [text.get_text() for text in figure.legends[0].get_texts()]
+    assert labels == ["ours, proxy: supported", "ours, proxy: supported in part"]
+    assert len({line.get_color() for line in figure.axes[0].get_lines()[1:]}) == 2
+    plt.close(figure)
+
+
 # The board
 
 

@@ -345,7 +345,7 @@ def splits(data: ItemData) -> Drawing | None:
 
 RATIO = "x"
 """Unit of effects that are ratios."""
-VERDICT_COLOURS = {"supported": "#0072b2", "contradicted": "#d55e00"}
+VERDICT_COLOURS = {"supported": "#0072b2", "supported in part": "#56b4e9", "contradicted": "#d55e00"}
 
 
 def forest(rows: Sequence[ClaimResult]) -> Drawing | None:
@@ -369,7 +369,7 @@ def forest(rows: Sequence[ClaimResult]) -> Drawing | None:
 
 def _forest_panel(axes: Axes, rows: Sequence[ClaimResult]) -> None:
     for place, row in enumerate(rows):
-        found = row.leaning or row.verdict
+        found = row.verdict if row.decided else row.leaning
         colour = VERDICT_COLOURS.get(found, "0.45")
         middle = float(row.estimate or 0.0)
         ends = [middle if end is None else end for end in (row.low, row.high)]

@@ -17,7 +17,7 @@ from bitcycle.reproduction.analysis.claims import read_claims
 from bitcycle.reproduction.analysis.items import BOARDS, PAPERS, read_published
 from bitcycle.reproduction.analysis.verdict import ClaimResult
 from bitcycle.reproduction.figure.make import make_all
-from bitcycle.reproduction.figure.page import Picture, write_pages
+from bitcycle.reproduction.figure.page import Picture, details, write_pages
 from bitcycle.reproduction.figure.table import number, tables_of
 from tests.conftest import ROOT
 from tests.reproduction.figures_cases import CYCLIC, ITEMS, PUBLISHED, SMALL, claim_result, data_of, made_up
@@ -221,6 +221,20 @@ def test_page_is_built_for_screen_readers(page):
     assert not re.search(r"<img(?![^>]* alt=\"[^\"])", text)
     assert re.search(r'<a class="skip" href="#claims">', text) and '<html lang="en">' in text
     assert "prefers-color-scheme: dark" in text and '<meta name="viewport"' in text
+
+
+@pytest.mark.parametrize(
+    ("metric", "words"),
+    [
+        ("final", ""),
+        ("best", "Compared: best evaluation. "),
+        ("evaluation: validation_accuracy", "Compared: validation accuracy. "),
+    ],
+)
+def test_a_claim_names_a_metric_other_than_the_final_one(metric, words):
+    """Differences in validation accuracy stood above a table of test accuracies, in which they have the other sign."""
+    row = claim_result("better/fig5-c1", metric=metric, rule="a minus b is above 0", estimate=0.1, n=5)
+    assert f"above 0. {words}n = 5" in details(row)
 
 
 def test_decided_claims_come_first_and_are_not_said_to_lean(page):

@@ -139,6 +139,16 @@ def test_a_difference_has_its_own_number_of_seeds():
     assert rows["static"]["n of the difference"] == ""
 
 
+@pytest.mark.parametrize(("name", "metric"), [("cpt/fig1", "best test_accuracy"), ("better/fig3", "test_accuracy")])
+def test_best_evaluations_are_not_called_final(name, metric):
+    """CPT and FracTrain report the best evaluation of a training, and ours beside them had the name of the last one."""
+    data = data_of(name, made_up(43.0, 44.0, **CYCLIC, **SMALL), made_up(46.0, 45.0, **STATIC, **SMALL))
+    assert {row["metric"] for row in records(data) if row["source"] == "ours"} == {metric}
+    label = draw_item(data).figure.axes[0].get_ylabel()
+    assert label == f"{metric.replace('_', ' ')} (%), difference"
+    plt.close("all")
+
+
 def test_runs_of_unequal_lengths_are_not_compared():
     """A deficit that trains five times as long as the baseline says nothing about the deficit."""
     common = {"model": "gcn_small", "dataset": "cora"}

@@ -219,9 +219,10 @@ def cost_against(cell: Cell, base: Cell | None) -> float | None:
     return relative.mean if relative else None
 
 
-def metric_name(cells: Sequence[Cell]) -> str:
-    """The main metric of the runs, with its unit."""
+def metric_name(cells: Sequence[Cell], column: str = "final") -> str:
+    """The main metric of the runs, with its unit; of their best evaluation if that is the column."""
     words = cells[0].runs[0].row["metric"].replace("_", " ").replace("hr10", "HR@10") if cells else "result"
+    words = f"best {words}" if column == "best" else words
     return f"{words} (%)" if "accuracy" in words or "HR@10" in words else words
 
 

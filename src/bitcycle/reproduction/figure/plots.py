@@ -130,7 +130,8 @@ def draw_tradeoff(axes: Axes, panel: Panel, style: StyleOf, data: ItemData) -> l
             axes.plot([place], [0], "s", color="0.35", markersize=5.5, label="static 8 bits")
         else:
             draw_points(axes, style(panel.cells[index]), [point(place, found[index])])
-    label_axes(axes, panel.title, "bit operations relative to static 8 bits", f"{metric_name(panel.cells)}, difference")
+    metric = metric_name(panel.cells, data.spec.column)
+    label_axes(axes, panel.title, "bit operations relative to static 8 bits", f"{metric}, difference")
     return [found[index].n for index in costs]
 
 
@@ -216,7 +217,7 @@ def points_by_setting(
                     series.setdefault(styles(data, style)(alike.cells[index]), []).append(point(where, gap))
                     counts.append(gap.n)
         draw_series(part, series, differences_to_base, log)
-        metric = metric_name(panel.cells)
+        metric = metric_name(panel.cells, column)
         if base is not None:
             part.axhline(0, color="0.5", linewidth=0.8)
             metric += ", difference to static"

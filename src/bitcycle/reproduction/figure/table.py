@@ -215,7 +215,7 @@ def our_records(panel: Panel, spec: Spec, on_accelerator: bool = False) -> Itera
             "forward bits": labels.forward_bits(cell),
             "gradient bits": labels.backward_bits(cell),
             "setting": setting_words(cell),
-            "metric": row["metric"],
+            "metric": ("best " if spec.column == "best" else "") + row["metric"],
             "ours": number(ours.mean if ours else None),
             "deviation": number(ours.deviation if ours else None),
             "n": str(ours.n) if ours else "",

@@ -14,6 +14,7 @@ from PIL import Image
 
 from bitcycle.dataset import DATASETS
 from bitcycle.reproduction.analysis.items import PAPERS, PUBLISHED
+from bitcycle.reproduction.analysis.metrics import EVALUATED
 from bitcycle.reproduction.analysis.verdict import COMPUTED, DECIDED, EXPLORATORY, UNDECIDED, VERDICTS, ClaimResult
 from bitcycle.reproduction.figure.data import ItemData, status_line
 from bitcycle.reproduction.figure.table import Table, as_markdown, number, signed
@@ -116,7 +117,7 @@ def estimate(row: ClaimResult) -> str:
 
 
 def details(row: ClaimResult) -> str:
-    """Scope, rule, numbers of seeds and runs, p-values, published effect and reason, in sentences."""
+    """Scope, rule, metric, numbers of seeds and runs, p-values, published effect and reason, in sentences."""
     numbers = (
         (row.level, f"{100 * (row.level or 0):.0f} % interval"),
         (row.n, f"n = {row.n}"),
@@ -131,7 +132,9 @@ def details(row: ClaimResult) -> str:
     published = f"Published: {row.published_effect}" if row.published_effect else ""
     if row.published_inside is not None:
         published += " (inside of the interval)" if row.published_inside else " (excluded by the interval)"
-    parts = [row.scope[:1].upper() + row.scope[1:], row.rule, counts, published, row.reason]
+    metric = row.metric.removeprefix(EVALUATED).replace("best", "best evaluation").replace("_", " ")
+    compared = "" if metric in ("", "final") else f"Compared: {metric}"
+    parts = [row.scope[:1].upper() + row.scope[1:], row.rule, compared, counts, published, row.reason]
     return ". ".join(part.rstrip(". ") for part in parts if part) + "."
 
 

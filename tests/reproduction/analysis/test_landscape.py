@@ -195,6 +195,9 @@ def test_planes_and_measurements_name_their_networks():
         assert (drawing is None) == (titles is None), name
         if drawing:
             assert drawing.figure.axes[0].get_title() == titles[0]
+            assert drawing.caption.startswith("ResNet-20, CIFAR-10")
+        if name == "fig1":
+            assert drawing.caption.endswith("; the first seed.")
     assert [text.get_text() for text in drawing.figure.axes[0].get_xticklabels()] == ["none", "white"]
     plt.close("all")
 

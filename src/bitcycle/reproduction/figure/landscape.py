@@ -152,7 +152,8 @@ def planes(data: ItemData, split: str, height: str, label: str) -> Drawing | Non
         axes = figure.add_subplot(1, len(found), index + 1, projection="3d")
         draw_plane(axes, plane, names, height, label)
         axes.set_title(", ".join(names))
-    return Drawing(figure, f"{described_surface(found[0][0])}; quantized weights as plain numbers.")
+    words = f"{described_surface(found[0][0])}; quantized weights as plain numbers; the first seed"
+    return Drawing(figure, f"{panels_of(data)[0].name}. {words}.")
 
 
 def measured(data: ItemData, measurement: str, by: str, column: str, label: str) -> Drawing | None:

@@ -385,6 +385,12 @@ def test_the_scope_tells_length_and_baseline():
     assert shown.endswith("; schedule static or schedule RTH: 71.5 test accuracy")
 
 
+def test_the_scope_tells_what_the_compared_runs_of_the_baseline_reach():
+    """Seeds that the other arm lacks counted, too: a mean of ninety runs stood beside a difference of 48 pairs."""
+    shown = verdict(HIGHER, cell(*ONE, schedule="CR"), cell(*OTHER, 10.0, schedule="static")).scope
+    assert shown.endswith("; schedule static: 71.5 test accuracy")
+
+
 def test_the_scope_names_every_network_however_many_lengths_the_others_have():
     """One with four lengths was left out as soon as another had fewer."""
     lengths = [

@@ -370,10 +370,11 @@ def _length(run: Run) -> str:
 
 
 def _reached(claim: Claim, outcome: Outcome) -> str:
-    """What the arms that a claim compares with reach: the mean of their runs' final metric, or of the same one at the moment that
-    is compared."""
+    """What the arms that a claim compares with reach: the mean of the final metric of their runs that count, or of the same one at
+    the moment that is compared."""
     units = [unit for one in outcome.contrasts for unit in one.units]
-    runs = distinct_runs(cell for unit in units for _, cell, _ in unit.b)
+    counted = {run.training for run in _runs_of(outcome.contrasts)}
+    runs = [run for run in distinct_runs(cell for unit in units for _, cell, _ in unit.b) if run.training in counted]
     names = {run.row.get("metric", "") for run in runs}
     compared = claim.metrics[1]
     moment = compared if compared == "initial weights" or compared.startswith(PHASE) else "final"

@@ -364,8 +364,11 @@ def forest(rows: Sequence[ClaimResult]) -> Drawing | None:
         _forest_panel(part, found)
         part.set_xlabel("ratio" if unit == RATIO else unit or "effect")
     legend(figure, axes)
-    words = "Filled: decided, hollow: leaning; lines: confidence intervals; diamonds: the published effect, in another setting."
-    return Drawing(figure, words)
+    return Drawing(
+        figure,
+        "Filled: decided, hollow: leaning; lines: 95 % confidence intervals, not corrected for the number of claims; one that"
+        " reaches beyond no effect can support a claim with a margin; diamonds: the published effect, in another setting.",
+    )
 
 
 def _forest_panel(axes: Axes, rows: Sequence[ClaimResult]) -> None:

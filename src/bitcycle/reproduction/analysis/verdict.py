@@ -370,7 +370,7 @@ def _length(run: Run) -> str:
 
 
 def _reached(claim: Claim, outcome: Outcome) -> str:
-    """What the arms that a claim compares with reach: the mean of the final metric of their runs that count, or of the same one at
+    """What the arms that a claim compares with reach: the mean of the final metric of the runs that count, or of the same one at
     the moment that is compared."""
     units = [unit for one in outcome.contrasts for unit in one.units]
     counted = {run.training for run in _runs_of(outcome.contrasts)}

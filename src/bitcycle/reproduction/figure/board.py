@@ -158,7 +158,7 @@ def draw_board(data: ItemData) -> Drawing | None:
     label_axes(left, f"{main.network}: a proxy" if data.results.scale != "paper" else main.network, cost, metric, 60)
     label_axes(right, f"against {reference(rows)}", cost, f"{metric}, difference")
     legend(figure, (left, right), 5)
-    how = ", with its steps reduced to match the cost (interpolated)" if "equal" in reference(rows) else ""
+    how = ", with its steps reduced to match the cost (interpolated linearly)" if "equal" in reference(rows) else ""
     pairs = [row.gap.n for row in rows if row.gap]
     how += "; below three seeds with pooled deviations" if min(pairs, default=OWN_SEEDS) < OWN_SEEDS else ""
     hollow = " (hollow: fewer than three seeds)" if any(row.value.n < OWN_SEEDS for row in rows) else ""

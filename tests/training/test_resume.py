@@ -19,6 +19,7 @@ from bitcycle.quantizer import compiler_works
 from bitcycle.task.classification import Classification
 from bitcycle.training.checkpoint import CheckpointFolder
 from bitcycle.training.loop import Trainer
+from bitcycle.training.report import summary_report
 from bitcycle.training.run import execute
 from bitcycle.training.run_folder import RunFolder
 from tests.conftest import ForkedTraining, run_train
@@ -129,6 +130,20 @@ def test_resume_in_another_mode_of_compilation(digits, monkeypatch, tmp_path):
     mixed = digits("schedule=RTH", "training.compile=false", f"results_root={tmp_path}/true")
     assert mixed.folder.state() == "done"
     assert_equal(result(plans["true"].folder), result(plans["false"].folder))
+
+
+def test_all_costs_of_a_resumed_run_are_those_of_its_last_cost_model(digits, monkeypatch):
+    """The best evaluation lies before the crash: its cost was that of the other cost model, without an energy to print."""
+    accuracies = iter([50.0, 40.0])
+    monkeypatch.setattr(Classification, "evaluate", lambda self, model: {"test_accuracy": next(accuracies)})
+    with monkeypatch.context() as patch:
+        crash_at(patch, 50, 40)
+        with pytest.raises(Crash):
+            execute(digits())
+    plan = digits("hardware=bitfusion")
+    cost = execute(plan)["cost"]
+    assert cost["to_best"]["energy_j"] == pytest.approx(cost["total"]["energy_j"] / 2)
+    assert summary_report(plan.folder.read_summary(), plan.schedule.reference)
 
 
 def wait_for_step(folder: RunFolder, process: ForkedTraining, step: int) -> None:

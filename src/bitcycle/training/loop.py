@@ -240,15 +240,14 @@ class Trainer:
         value, at_q_max = values[self.task.metric], values_at_q_max[self.task.metric]
         self.best.history.append(value)
         self.best.at_q_max.append(at_q_max)
-        cost = self.controller.cost().summary()
         up = self.task.higher_is_better
         if self.best.value is None or merit(value, up) > merit(self.best.value, up):
-            self.best.value, self.best.step, self.best.cost = value, self.step, cost
+            self.best.value, self.best.step = value, self.step
             self.best.samples = self.controller.meter.state_dict()
         self.phases.record_result(value, self.best.value, self.best.step, self.task.chance)
         at_highest = {f"{self.task.metric}_at_q_max": at_q_max}
         held_out, gates = self.record_validation(validation), self.controller.record.evaluation_values()
-        more = {**at_highest, **held_out, "precision": current, "cost": cost, **gates}
+        more = {**at_highest, **held_out, "precision": current, "cost": self.controller.cost().summary(), **gates}
         self.metrics.write("evaluation", self.step, **values, **more)
         text = f"step {self.step}/{self.total_steps}  {self.task.metric} {value:.2f} at {current.weight} bits"
         text += "" if same else f"  {self.task.metric} at q_max {at_q_max:.2f}"

@@ -29,11 +29,10 @@ def worse(metric: float, than: float, higher_is_better: bool) -> bool:
 
 @dataclass
 class Best:
-    """The best evaluation of the current phase, cost and samples by precision up to it, and all evaluations of the phase."""
+    """The best evaluation of the current phase, samples by precision up to it, and all evaluations of the phase."""
 
     value: float | None = None
     step: int = 0
-    cost: dict[str, Any] = field(default_factory=dict)
     samples: dict[str, int] = field(default_factory=dict)
     history: list[float] = field(default_factory=list)
     at_q_max: list[float] = field(default_factory=list)
@@ -44,7 +43,8 @@ class Best:
         return dict(vars(self))
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        vars(self).update(Best(**state).state_dict())
+        known = {name: value for name, value in state.items() if name != "cost"}  # which earlier versions saved
+        vars(self).update(Best(**known).state_dict())
 
 
 class RunningMean:

@@ -97,9 +97,7 @@ def recounted(plan: Plan) -> dict[str, Any]:
         return summary
     recorded = summary["cost"]["total"]
     for part in ("total", "to_best"):
-        meter = CostMeter(plan.workload, plan.config.hardware, plan.schedule.reference)
-        meter.load_state_dict(summary["samples"][part])
-        summary["cost"][part] = meter.cost().summary()
+        summary["cost"][part] = _cost_of(plan, summary["samples"][part])
     first = plan.preliminary
     if first is not None and first.folder.state() == "done":
         summary["preliminary"][first.schedule.name]["cost"] = recounted(first)["cost"]["total"]
@@ -108,6 +106,13 @@ def recounted(plan: Plan) -> dict[str, Any]:
     if recorded["energy_j"] is None and total["energy_j"] is not None and total["gbitops"] == recorded["gbitops"]:
         plan.folder.write(plan.folder.summary, summary)
     return summary
+
+
+def _cost_of(plan: Plan, samples: dict[str, int]) -> dict[str, Any]:
+    """The cost of recorded samples with the cost model of this plan."""
+    meter = CostMeter(plan.workload, plan.config.hardware, plan.schedule.reference)
+    meter.load_state_dict(samples)
+    return meter.cost().summary()
 
 
 def _record_failure(plan: Plan, error: Exception) -> None:
@@ -256,7 +261,7 @@ def summarise(trainer: Trainer) -> dict[str, Any]:
         "at_q_max": {"final": best.at_q_max[-1], "best": choose(best.at_q_max)},
         **({"validation": _selection(best, choose)} if best.validation else {}),
         **({"phases": trainer.phases.records} if len(plan.schedule.phases) > 1 else {}),
-        "cost": {"total": trainer.controller.cost().summary(), "to_best": best.cost},
+        "cost": {"total": trainer.controller.cost().summary(), "to_best": _cost_of(plan, best.samples)},
         "samples": {"total": trainer.controller.meter.state_dict(), "to_best": best.samples},
         "counting": plan.counting(),
         **trainer.controller.record.summary(),

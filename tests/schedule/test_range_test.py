@@ -27,6 +27,8 @@ from bitcycle.training.naming import run_hash
 from bitcycle.training.report import plan_report
 from bitcycle.training.run import execute
 from tests.conftest import GOLDEN, configure
+from tests.made_data import with_made_data
+from tests.settings import SMALL_TEXT
 from tests.training.test_resume import UNTIMED, Crash
 
 CURVES = json.loads((GOLDEN.parent / "golden-domains" / "range_test.json").read_text())
@@ -133,6 +135,24 @@ def test_training_that_begins_anew_forgets_the_inputs_it_has_met(options, digits
         assert not model[3].activation_quantizer.non_negative
     assert torch.equal(*outputs)
     torch.testing.assert_close(trainer.model.state_dict(), fresh.state_dict(), rtol=0, atol=0)
+
+
+def test_training_that_begins_anew_forgets_the_text_before(digits, tmp_path, monkeypatch):
+    """The recurrent state of the diverged network made all later precisions diverge, up to the beginning of the text."""
+    words = *SMALL_TEXT, "model=lstm2", "model.hidden=8", "schedule=range_test"
+    plan = digits(*with_made_data(words, tmp_path, monkeypatch), "schedule.level_steps=4", "schedule.window=2")
+    trainer = Trainer(plan, CPU)
+    batches = [batch for batch, _ in zip(trainer.task.batches(0), range(8))]
+    assert batches[4].continues
+    for batch in batches[:3]:
+        trainer.train_step(batch)
+    with torch.no_grad():
+        for parameter in trainer.model.parameters():
+            parameter.fill_(math.nan)
+    for batch in batches[3:]:
+        trainer.train_step(batch)
+    assert len(trainer.schedule.indicator.trace) == 2
+    assert not trainer.schedule.should_reset
 
 
 @given(

@@ -79,6 +79,9 @@ class Task:
         """Metrics of the model in evaluation mode on the validation split; empty without one."""
         return self.measure(model, "validation") if "validation" in self.splits else {}
 
+    def begin_anew(self) -> None:
+        """Forget what earlier batches left, as their network has been replaced by a new one."""
+
     def state_dict(self) -> dict[str, Any]:
         """State besides the step index, such as a recurrent state carried over to the next batch."""
         return {}

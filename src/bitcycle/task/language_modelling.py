@@ -146,7 +146,8 @@ class LanguageModelling(Task):
         return float(self.vocabulary)
 
     def train(self, model: nn.Module, batch: TokenBatch) -> StepOutput:
-        losses, right, state = _losses(model, batch.share(), self.state if batch.continues else None)
+        before = self.state if batch.continues else ()
+        losses, right, state = _losses(model, batch.share(), before or None)
         self.state = tuple(part.detach() for part in state)
         loss = losses.mean()
         if self.options.loss == "time_sum":
@@ -172,6 +173,9 @@ class LanguageModelling(Task):
         mean = total / count
         found = {f"{split}_perplexity": math.exp(min(mean, 700.0)), f"{split}_loss": mean}
         return found | ({f"{split}_bits_per_byte": mean / math.log(2)} if self.counts_bytes else {})
+
+    def begin_anew(self) -> None:
+        self.state = ()
 
     def state_dict(self) -> dict[str, Any]:
         return {"state": tuple(distributed.whole(part, self.training_batches.count, dim=-2) for part in self.state)}

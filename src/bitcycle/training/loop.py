@@ -204,6 +204,8 @@ class Trainer:
                 begin_anew(self.model, self.plan.build_model().state_dict())
                 self.optimizer.state.clear()
                 self.average = WeightAverage()
+                self.plateau.restart()
+                self.task.begin_anew()
 
     def log_training(self, bar: ProgressBar) -> None:
         """Log mean loss and accuracy since the last call."""

@@ -184,11 +184,19 @@ def test_patient_weight_averaging_needs_validation(digits):
 
 @pytest.mark.parametrize(("cycles", "steps"), [(2000, 64_000), (7, 60)])
 def test_cycles_shorter_than_a_step_are_refused(cycles, steps):
-    with pytest.raises(SettingError, match=f"cycles={cycles}: the first cycle would be shorter than one of {steps}"):
+    with pytest.raises(SettingError, match=f"cycles={cycles}: a cycle would be shorter than one of {steps}"):
         LearningRateOptions(name="cyclic", cycles=cycles).check_length(steps)
     LearningRateOptions(name="cyclic", cycles=6).check_length(60)
     LearningRateOptions(name="cyclic", cycles=cycles, delay=1.0).check_length(steps)
     LearningRateOptions(name="cosine", cycles=cycles).check_length(steps)
+
+
+def test_more_cycles_than_steps_are_refused():
+    """Of a hundred equal cycles of 64 steps, 36 were once left out."""
+    options = LearningRateOptions(name="cyclic", cycles=100, cycle_growth=1)
+    with pytest.raises(SettingError, match="cycles=100: .* shorter than one of 64 steps"):
+        options.check_length(64)
+    options.check_length(100)
 
 
 def test_cycles_must_fit_into_each_phase(digits):

@@ -91,11 +91,12 @@ class LearningRateOptions(Settings):
         if self.name != "cyclic" or steps == 0:
             return
         try:
-            empty = 0 in self._cycle_ends(steps)
+            ends = self._cycle_ends(steps)
+            empty = len({0, *ends}) <= len(ends)
         except OverflowError:
             empty = True
         if empty:
-            problem = f"the first cycle would be shorter than one of {steps} steps"
+            problem = f"a cycle would be shorter than one of {steps} steps"
             raise SettingError("cycles", self.cycles, problem, "use fewer, a smaller cycle_growth, or train longer")
 
     def rate(self, step: int, total_steps: int, epoch_steps: int | None = None) -> float:

@@ -199,6 +199,14 @@ def test_more_cycles_than_steps_are_refused():
     options.check_length(100)
 
 
+@pytest.mark.parametrize("field", ["final_factor", "epoch_factor"])
+def test_an_exponential_decay_to_zero_is_refused(field):
+    """It trained in its first step or epoch only; a run inherited it from a recipe whose cosine ends at zero."""
+    with pytest.raises(SettingError, match=f"{field}=0: .* rate is zero .* name=cosine"):
+        LearningRateOptions(name="exponential", **{field: 0})
+    assert LearningRateOptions(name="cosine", final_factor=0)
+
+
 def test_cycles_must_fit_into_each_phase(digits):
     options = ["schedule=fine_tuning", "schedule.later_length=1", "training.learning_rate.name=cyclic"]
     assert digits(*options, "training.learning_rate.cycles=5")

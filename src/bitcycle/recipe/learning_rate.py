@@ -84,6 +84,10 @@ class LearningRateOptions(Settings):
             raise SettingError("linear_start", self.linear_start, problem, "use a smaller value")
         if self.name == "inverse_sqrt" and self.warmup == 0:
             raise SettingError("warmup", 0, "inverse_sqrt requires a warm-up", "set warmup above 0")
+        decay = "final_factor" if self.epoch_factor is None else "epoch_factor"
+        if self.name == "exponential" and getattr(self, decay) == 0:
+            problem = "the rate is zero from the first decay on"
+            raise SettingError(decay, 0, problem, "use a value above 0, or a shape that ends at zero, as name=cosine")
 
     def check_length(self, total_steps: int) -> None:
         """Raise SettingError if a cycle would be shorter than one step in a run or phase of `total_steps`."""

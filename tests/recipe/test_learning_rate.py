@@ -194,7 +194,7 @@ def test_cycles_shorter_than_a_step_are_refused(cycles, steps):
 def test_more_cycles_than_steps_are_refused():
     """Of a hundred equal cycles of 64 steps, 36 were once left out."""
     options = LearningRateOptions(name="cyclic", cycles=100, cycle_growth=1)
-    with pytest.raises(SettingError, match="cycles=100: .* shorter than one of 64 steps"):
+    with pytest.raises(SettingError, match=r"cycles=100: .* shorter than one of 64 steps"):
         options.check_length(64)
     options.check_length(100)
 
@@ -205,6 +205,14 @@ def test_an_exponential_decay_to_zero_is_refused(field):
     with pytest.raises(SettingError, match=f"{field}=0: .* rate is zero .* name=cosine"):
         LearningRateOptions(name="exponential", **{field: 0})
     assert LearningRateOptions(name="cosine", final_factor=0)
+
+
+def test_a_warm_up_above_the_initial_rate_is_refused():
+    """The rate of the default warm-up, 0.01, is that of SGD in the released code: twenty times the usual one of Adam."""
+    with pytest.raises(SettingError, match=r"warmup_rate=0.01: is above initial=0.0005.* warmup_shape=linear"):
+        LearningRateOptions(name="cosine", initial=5e-4, warmup=0.1)
+    assert LearningRateOptions(name="cosine", initial=5e-4)
+    assert LearningRateOptions(name="cosine", initial=5e-4, warmup=0.1, warmup_shape="linear")
 
 
 def test_cycles_must_fit_into_each_phase(digits):

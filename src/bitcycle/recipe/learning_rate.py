@@ -84,6 +84,9 @@ class LearningRateOptions(Settings):
             raise SettingError("linear_start", self.linear_start, problem, "use a smaller value")
         if self.name == "inverse_sqrt" and self.warmup == 0:
             raise SettingError("warmup", 0, "inverse_sqrt requires a warm-up", "set warmup above 0")
+        if self.warmup > 0 and self.warmup_shape == "constant" and self.warmup_rate > self.initial:
+            problem = f"is above initial={self.initial:g}, the rate after the warm-up"
+            raise SettingError("warmup_rate", self.warmup_rate, problem, "lower it, or set warmup_shape=linear")
         decay = "final_factor" if self.epoch_factor is None else "epoch_factor"
         if self.name == "exponential" and getattr(self, decay) == 0:
             problem = "the rate is zero from the first decay on"

@@ -10,7 +10,7 @@ from pathlib import Path
 from hydra.errors import HydraException, MissingConfigException, OverrideParseException
 from omegaconf.errors import OmegaConfBaseException
 
-from bitcycle.configuration import unknown_setting
+from bitcycle.configuration import all_keys, unknown_setting
 from bitcycle.errors import EXIT_DONE, EXIT_FAILED, EXIT_INTERRUPTED, DataError, RunError
 from bitcycle.optional_imports import explain_missing
 from bitcycle.settings import SettingError, nearest
@@ -23,7 +23,12 @@ _REFUSALS = (
     (r"could not be converted to (\w+)", "has the wrong type", "give a value of type {0}"),
     (r"is not a valid bool", "is neither true nor false", "write {key}=true or {key}=false"),
     (r"is not a ListConfig", "is not a list", "write {key}=[{value}]"),
-    (r"is not a subclass of (\w+)", "is a group of several settings", "set one of them, as in {key}.name={value}"),
+    (
+        r"is not a subclass of [A-Z]",
+        "is a group of several settings",
+        "write {key}.SETTING={value} with one of {settings}",
+    ),
+    (r"is not a subclass of (\w+)", "has an entry of the wrong type", "give only values of type {0}"),
 )
 """Pattern of OmegaConf's message about a wrong type -> problem and remedy of our message."""
 
@@ -57,9 +62,11 @@ def explain_hydra(error: BaseException) -> str:
         return str(unknown_setting(unknown[1]))
     if refused := re.search(r"Error merging override \+*([^=]+)=([^\n]*)", text):
         key, value = refused.groups()
+        settings = ", ".join(name.removeprefix(f"{key}.") for name in all_keys() if name.startswith(f"{key}."))
         for words, problem, remedy in _REFUSALS:
             if found := re.search(words, text):
-                return str(SettingError(key, value, problem, remedy.format(*found.groups(), key=key, value=value)))
+                remedy = remedy.format(*found.groups(), key=key, value=value, settings=settings)
+                return str(SettingError(key, value, problem, remedy))
     lines = dict.fromkeys(line for line in text.splitlines() if line.strip() and not line.startswith("  "))
     return f"{'; '.join(lines)}. Remedy: `python train.py --help` lists all groups, options and settings."
 

@@ -118,7 +118,8 @@ class TrainingOptions(Settings):
     def validate(self) -> None:
         if (self.steps is None) == (self.epochs is None):
             problem = "both steps and epochs are set" if self.steps else "neither steps nor epochs is set"
-            remedy = "set exactly one of training.steps and training.epochs, and the other to null"
+            remedy = "set exactly one of training.steps and training.epochs"
+            remedy += "; for epochs, add training.steps=null" if self.steps else ""
             raise SettingError("steps", self.steps, problem, remedy)
         if self.epochs == 0:
             raise SettingError(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import math
+from unittest.mock import Mock
 
 import pytest
 import torch
@@ -15,7 +16,7 @@ from bitcycle.model import MODELS
 from bitcycle.quantizer import optimal_step
 from bitcycle.shapes import GraphShape
 from bitcycle.training.loop import Trainer
-from bitcycle.training.phases import CandidateWeights, SecondMoment, best_candidates, choose
+from bitcycle.training.phases import CandidateWeights, PhaseRunner, SecondMoment, best_candidates, choose
 from tests.quantizer.test_golden import arrays
 
 CPU = torch.device("cpu")
@@ -174,6 +175,23 @@ def test_steps_are_computed_anew_at_equal_bits():
     control.step(2)
     model(x)
     torch.testing.assert_close(model[3].weight_quantizer.step, 3 * step)
+
+
+@pytest.mark.parametrize(
+    ("schedule", "index", "said"),
+    [
+        ("static", 0, "the run (8 bits) ends at 5, worse than guessing (10)"),
+        ("partial_pretrain", 0, "phase 1 (8 bits) ends at 5, worse than guessing (10): the phases after it start from"),
+        ("partial_pretrain", 1, "phase 2 (8 bits) ends at 5, worse than guessing (10)"),
+    ],
+)
+def test_a_run_that_ends_worse_than_guessing_is_named(schedule, index, said, caplog):
+    """Also a run of one phase was said to have phases after it."""
+    controller = Mock(schedule=bitcycle.schedule(schedule, total_steps=10))
+    record = {"phase": index + 1, "name": "8 bits", "metric": 5.0, "chance": 10.0}
+    PhaseRunner(Mock(), Mock(), controller, Mock(), Mock(), True, index, records=[record]).warn_if_diverged()
+    assert said in caplog.text
+    assert ("useless weights" in caplog.text) == ("phases after" in said)
 
 
 def test_carried_values_are_quantized_ones_and_float_phases_carry_all():

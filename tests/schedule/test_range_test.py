@@ -428,5 +428,8 @@ def test_the_command_prints_and_draws(command, tmp_path):
 def test_without_quantizer_there_is_nothing_to_find(command):
     code, _, err = command("schedule=range_test", "quantizer=none", "dry_run=true")
     assert (code, "choose a quantizer" in err) == (2, True)
+    whole_run = "training.steps=60", "schedule.level_steps=10"  # which was once trained in float
+    code, _, err = command("schedule=range_test", "quantizer=none", "dry_run=true", *whole_run)
+    assert (code, "choose a quantizer" in err) == (2, True)
     code, out, _ = command("schedule=CR", "schedule.q_min=auto", "quantizer=none", "dry_run=json", "dataset=digits")
     assert code == 0 and json.loads(out)["precision"] == [[32, 32, 32, 4000]]

@@ -17,7 +17,7 @@ from bitcycle.model import build_seeded, check_kind
 from bitcycle.precision import FLOAT, Precision
 from bitcycle.quantizer import NoQuantizer, with_formats
 from bitcycle.randomness import derive
-from bitcycle.schedule import Phase, Schedule, Static, UndecidedSchedule
+from bitcycle.schedule import Phase, Schedule, SearchSchedule, Static, UndecidedSchedule
 from bitcycle.settings import SettingError
 from bitcycle.training.initial_weights import fitting_weights, load_initial_weights
 from bitcycle.training.naming import run_hash, run_path
@@ -216,7 +216,7 @@ def _bind_schedule(config: RunConfig, info: DatasetInfo, total_steps: int, per_e
     options = _within("schedule", config.schedule.configure_for, *_within("model", blocks, config.model, info.shape))
     schedule: Schedule = _within("schedule", options.bind, total_steps, per_epoch)
     if isinstance(config.quantizer, NoQuantizer):
-        if schedule.steps < schedule.length.total_steps:
+        if isinstance(schedule, SearchSchedule):
             problem = "searches for a precision, which requires a quantizer"
             raise SettingError("schedule", schedule.name, problem, "choose a quantizer")
         return _FloatSchedule(Static(q_max=FLOAT), schedule.length, schedule.reference, schedule.phases)

@@ -8,7 +8,7 @@ import re
 import pytest
 import torch
 
-from bitcycle.configuration import GROUPS, PRESETS, all_keys, nearest_key
+from bitcycle.configuration import GROUPS, PRESETS, all_keys, nearest_key, unused_settings
 from bitcycle.device import choose_device
 from bitcycle.errors import RunError
 from bitcycle.help import LOGGING, TOP, groups, help_text
@@ -70,6 +70,24 @@ def test_a_setting_without_effect_is_said(command, caplog, monkeypatch):
     code = command("dataset=digits", "model=resnet8", "schedule=static", "schedule.q_min=9", "dry_run=json")[0]
     assert code == 0
     assert "schedule.q_min has no effect with schedule=static" in caplog.text
+
+
+@pytest.mark.parametrize(
+    ("setting", "choice"),
+    [
+        ("training.learning_rate.milestones=[0.5]", "training.learning_rate.name=cosine"),
+        ("training.learning_rate.delay=0.5", "training.learning_rate.name=constant"),
+        ("training.optimizer.nesterov=true", "training.optimizer.name=adam"),
+        ("training.optimizer.beta1=0.5", "training.optimizer.name=sgd"),
+    ],
+)
+def test_a_setting_of_another_shape_or_optimizer_is_said(setting, choice):
+    """It had no effect but another name of the run, which was trained again."""
+    config = configure("dataset=digits", choice, setting)
+    assert list(unused_settings(["seed=1", "schedule=CR", choice, setting], config)) == [
+        (setting.split("=")[0], choice)
+    ]
+    assert not list(unused_settings([choice, "training.learning_rate.warmup=0.1", "+training.steps=8"], config))
 
 
 def test_a_launcher_of_others_that_fails_is_no_bug_of_ours(command, monkeypatch, tmp_path):

@@ -133,11 +133,19 @@ def refuse_renamed_options(overrides: Iterable[str]) -> None:
 def unused_settings(overrides: Iterable[str], config: RunConfig) -> Iterator[tuple[str, str]]:
     """Settings on the command line that the chosen options accept but do not use, with these options."""
     for override in overrides:
-        group, _, name = override.lstrip("+").partition("=")[0].partition(".")
-        options = getattr(config, group, None) if group in GROUPS else None
+        key = override.lstrip("+").partition("=")[0]
+        *path, name = key.split(".")
+        options: Any = config
+        for part in path:
+            options = getattr(options, part, None)
         field = getattr(options, "__dataclass_fields__", {}).get(name)
-        if field is not None and field.metadata.get("unused"):
-            yield f"{group}.{name}", f"{group}={vars(options)['name']}"
+        if field is None:
+            continue
+        if field.metadata.get("unused"):
+            yield key, f"{path[0]}={options.name}"
+        used_by = field.metadata.get("used_by")
+        if used_by is not None and options.name not in used_by:
+            yield key, f"{'.'.join(path)}.name={options.name}"
 
 
 def unknown_setting(key: str, value: object = "...") -> SettingError:

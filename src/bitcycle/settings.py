@@ -11,7 +11,7 @@ import inspect
 import json
 import math
 import sys
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import cache
 from numbers import Integral
 from pathlib import Path
@@ -52,6 +52,7 @@ def setting(
     affects_result: bool = True,
     content: bool = False,
     unused: bool = False,
+    used_by: Sequence[str] | None = None,
     unnamed: Any = MISSING,
 ) -> Any:
     """Declare one field of a `Settings` dataclass.
@@ -65,6 +66,8 @@ def setting(
             name.
         content: for paths of weight files: the run's name depends on the content, not on the path.
         unused: accepted for the convenience of sweeps, but without effect; a single run warns if it is set.
+        used_by: the values of the field `name` beside it with which it has an effect, if not all; a single run warns if it is
+            set with another one.
         unnamed: the value that does not appear in a run's name, if not the default: what runs from before the setting, or
             before its default changed, were trained with. Their names thus remain theirs.
     """
@@ -76,6 +79,7 @@ def setting(
         "affects_result": affects_result,
         "content": content,
         "unused": unused,
+        "used_by": used_by,
         "unnamed": unnamed,
     }
     if isinstance(default, (list, dict)):

@@ -34,29 +34,60 @@ class LearningRateOptions(Settings):
     name: str = setting("piecewise", "shape", choices=RATE_SHAPES)
     initial: float = setting(0.1, "initial learning rate", minimum=0)
     milestones: list[float] = setting(
-        [0.5, 0.75], "piecewise: fractions of the run at which the rate drops", minimum=0, maximum=1
+        [0.5, 0.75],
+        "piecewise: fractions of the run at which the rate drops",
+        minimum=0,
+        maximum=1,
+        used_by=["piecewise"],
     )
-    factor: float = setting(0.1, "piecewise and plateau: factor of the rate at each drop", minimum=0)
+    factor: float = setting(
+        0.1, "piecewise and plateau: factor of the rate at each drop", minimum=0, used_by=["piecewise", "plateau"]
+    )
     rates: Optional[list[float]] = setting(
-        None, "piecewise: the rate from each milestone on (CPT, table 1: [0.01,0.001]); null: by factor", minimum=0
+        None,
+        "piecewise: the rate from each milestone on (CPT, table 1: [0.01,0.001]); null: by factor",
+        minimum=0,
+        used_by=["piecewise"],
     )
-    patience: int = setting(1, "plateau: validations without improvement before each drop", minimum=1)
+    patience: int = setting(
+        1, "plateau: validations without improvement before each drop", minimum=1, used_by=["plateau"]
+    )
     linear_start: float = setting(
-        0.5, "linear: fraction of the run at which the decay begins (FracTrain: 0.25)", minimum=0, maximum=1
+        0.5,
+        "linear: fraction of the run at which the decay begins (FracTrain: 0.25)",
+        minimum=0,
+        maximum=1,
+        used_by=["linear"],
     )
     linear_end: float = setting(
-        0.9, "linear: fraction of the run at which the decay ends (FracTrain: 0.75)", minimum=0, maximum=1
+        0.9,
+        "linear: fraction of the run at which the decay ends (FracTrain: 0.75)",
+        minimum=0,
+        maximum=1,
+        used_by=["linear"],
     )
-    final_factor: float = setting(0.01, "linear, cosine and exponential: final divided by initial rate", minimum=0)
+    final_factor: float = setting(
+        0.01,
+        "linear, cosine and exponential: final divided by initial rate",
+        minimum=0,
+        used_by=["linear", "cosine", "exponential"],
+    )
     epoch_factor: Optional[float] = setting(
         None,
         "exponential: instead of final_factor, factor of the rate per epoch (HLHLp on Penn Treebank: 0.9)",
         minimum=0,
+        used_by=["exponential"],
     )
-    delay_epochs: int = setting(0, "with epoch_factor: epochs at the initial rate (HLHLp: 10)", minimum=0)
-    cycles: int = setting(4, "cyclic: number of cycles", minimum=1)
-    cycle_growth: float = setting(2.0, "cyclic: length of a cycle divided by that of the previous cycle", minimum=1)
-    cycle_end_factor: float = setting(0.0, "cyclic: final rate of a cycle divided by its initial rate", minimum=0)
+    delay_epochs: int = setting(
+        0, "with epoch_factor: epochs at the initial rate (HLHLp: 10)", minimum=0, used_by=["exponential"]
+    )
+    cycles: int = setting(4, "cyclic: number of cycles", minimum=1, used_by=["cyclic"])
+    cycle_growth: float = setting(
+        2.0, "cyclic: length of a cycle divided by that of the previous cycle", minimum=1, used_by=["cyclic"]
+    )
+    cycle_end_factor: float = setting(
+        0.0, "cyclic: final rate of a cycle divided by its initial rate", minimum=0, used_by=["cyclic"]
+    )
     warmup: float = setting(
         0.0, "length of the warm-up as a fraction of the run (released code: 400 of 64000 steps)", minimum=0, maximum=1
     )
@@ -71,6 +102,7 @@ class LearningRateOptions(Settings):
         "fraction of the run at the initial rate before the decay (Better Schedules: CIFAR deficit runs)",
         minimum=0,
         maximum=1,
+        used_by=[shape for shape in RATE_SHAPES if shape not in ("constant", "plateau")],
     )
 
     def validate(self) -> None:

@@ -17,16 +17,18 @@ class OptimizerOptions(Settings):
     """Options of the optimizer."""
 
     name: str = setting("sgd", "sgd, adam, or adamw (decoupled weight decay)", choices=("sgd", "adam", "adamw"))
-    momentum: float = setting(0.9, "sgd: momentum", minimum=0, maximum=1)
-    nesterov: bool = setting(False, "sgd: Nesterov momentum (partial pre-training)")
+    momentum: float = setting(0.9, "sgd: momentum", minimum=0, maximum=1, used_by=["sgd"])
+    nesterov: bool = setting(False, "sgd: Nesterov momentum (partial pre-training)", used_by=["sgd"])
     weight_decay: float = setting(
         1e-4,
         "weight decay of all parameters, including batch norm (released code), excluding quantizers' (PACT's alpha)",
         minimum=0,
     )
-    beta1: float = setting(0.9, "adam(w): decay of the first moment", minimum=0, maximum=1)
-    beta2: float = setting(0.999, "adam(w): decay of the second moment", minimum=0, maximum=1)
-    epsilon: float = setting(1e-8, "adam(w): added to the denominator", minimum=0)
+    beta1: float = setting(0.9, "adam(w): decay of the first moment", minimum=0, maximum=1, used_by=["adam", "adamw"])
+    beta2: float = setting(
+        0.999, "adam(w): decay of the second moment", minimum=0, maximum=1, used_by=["adam", "adamw"]
+    )
+    epsilon: float = setting(1e-8, "adam(w): added to the denominator", minimum=0, used_by=["adam", "adamw"])
 
     def validate(self) -> None:
         if self.nesterov and self.momentum == 0:

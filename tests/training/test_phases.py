@@ -180,13 +180,13 @@ def test_steps_are_computed_anew_at_equal_bits():
 @pytest.mark.parametrize(
     ("schedule", "index", "said"),
     [
-        ("static", 0, "the run (8 bits) ends at 5, worse than guessing (10)"),
+        ("static", 0, "the run ends at 5, worse than guessing (10)"),
         ("partial_pretrain", 0, "phase 1 (8 bits) ends at 5, worse than guessing (10): the phases after it start from"),
         ("partial_pretrain", 1, "phase 2 (8 bits) ends at 5, worse than guessing (10)"),
     ],
 )
 def test_a_run_that_ends_worse_than_guessing_is_named(schedule, index, said, caplog):
-    """Also a run of one phase was said to have phases after it."""
+    """Also a run of one phase was said to have phases after it, and a cyclic one to have the bits of its first step."""
     controller = Mock(schedule=bitcycle.schedule(schedule, total_steps=10))
     record = {"phase": index + 1, "name": "8 bits", "metric": 5.0, "chance": 10.0}
     PhaseRunner(Mock(), Mock(), controller, Mock(), Mock(), True, index, records=[record]).warn_if_diverged()

@@ -209,10 +209,10 @@ class PhaseRunner:
         """Warn if the current phase, which has ended, is worse than guessing."""
         record = self.records[-1] if self.records else {}
         if record.get("chance") is not None and worse(record["metric"], record["chance"], self.higher_is_better):
-            what = f"phase {record['phase']}" if len(self.phases) > 1 else "the run"
+            what = f"phase {record['phase']} ({record['name']})" if len(self.phases) > 1 else "the run"
             then = ": the phases after it start from useless weights" if self.following is not None else ""
-            values = what, record["name"], record["metric"], record["chance"], then
-            logger.warning("%s (%s) ends at %.4g, worse than guessing (%.4g)%s", *values)
+            values = what, record["metric"], record["chance"], then
+            logger.warning("%s ends at %.4g, worse than guessing (%.4g)%s", *values)
 
     def state_dict(self) -> dict[str, Any]:
         return {

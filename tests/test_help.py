@@ -14,6 +14,8 @@ from bitcycle.errors import RunError
 from bitcycle.help import LOGGING, TOP, groups, help_text
 from bitcycle.settings import MISSING
 from tests.conftest import ROOT, configure, run_train
+from tests.made_data import with_made_data
+from tests.settings import GRAPH
 
 
 def test_help_is_one_screen_of_groups_options_and_common_settings(command):
@@ -70,6 +72,15 @@ def test_a_setting_without_effect_is_said(command, caplog, monkeypatch):
     code = command("dataset=digits", "model=resnet8", "schedule=static", "schedule.q_min=9", "dry_run=json")[0]
     assert code == 0
     assert "schedule.q_min has no effect with schedule=static" in caplog.text
+
+
+def test_a_batch_size_of_steps_on_a_whole_graph_is_said(command, caplog, monkeypatch, tmp_path):
+    monkeypatch.setattr(logging.getLogger("bitcycle"), "handlers", [caplog.handler])
+    run = with_made_data([*GRAPH, "model=gcn_small", "scale=smoke", "dry_run=json"], tmp_path, monkeypatch)
+    assert command(*run)[0] == 0
+    assert not caplog.text
+    assert command(*run, "training.batch_size=10")[0] == 0
+    assert "training.batch_size has no effect: each step trains on all" in caplog.text
 
 
 @pytest.mark.parametrize(

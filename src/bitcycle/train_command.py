@@ -4,6 +4,7 @@ import json
 import logging
 import os
 import sys
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
@@ -26,7 +27,7 @@ from bitcycle.sweep.grid import quoted
 from bitcycle.threads import announced
 from bitcycle.training.display import set_up_console
 from bitcycle.training.outcome import no_validation, objective
-from bitcycle.training.plan import make_plan
+from bitcycle.training.plan import Plan, make_plan
 from bitcycle.training.processes import process_group
 from bitcycle.training.report import plan_report, print_report, summary_report
 from bitcycle.training.run import execute
@@ -82,15 +83,8 @@ def run(config: DictConfig, found: list[float]) -> int:
     for key, choice in unused_settings(overrides, run_config):
         logger.warning("%s has no effect with %s", key, choice)
     plan = make_plan(run_config)
+    _warn_of_batches(plan, overrides)
     dataset = plan.config.dataset
-    if plan.epoch.samples_per_step > plan.epoch.samples:
-        logger.warning(
-            "training.batch_size=%d is more than an epoch has: each of the %d steps trains on all %d samples, and is counted so"
-            " in the cost",
-            plan.config.training.batch_size,
-            plan.total_steps,
-            plan.epoch.samples,
-        )
     if "validation" in run_config.logging.objective and not (dataset.validation or dataset.has_validation):
         raise no_validation()
     if run_config.dry_run == "json":
@@ -110,3 +104,17 @@ def run(config: DictConfig, found: list[float]) -> int:
             print(f"run folder: {plan.folder.path}")
         found += [objective(summary, name) for name in run_config.logging.objective]
     return EXIT_DONE
+
+
+def _warn_of_batches(plan: Plan, overrides: Iterable[str]) -> None:
+    """Warn of a batch size that steps do not have: one above the samples of an epoch, or any for steps on a whole graph."""
+    size, epoch = plan.batch_size, plan.epoch
+    is_set = any(override.lstrip("+").startswith("training.batch_size=") for override in overrides)
+    if is_set and plan.config.task.epoch(plan.info, size + 1) == epoch:
+        logger.warning("training.batch_size has no effect: each step trains on all %d samples", epoch.samples)
+    elif epoch.samples_per_step > epoch.samples:
+        logger.warning(
+            "training.batch_size=%d is more than an epoch has: each of the %d steps trains on all %d samples, and is counted so"
+            " in the cost",
+            *(size, plan.total_steps, epoch.samples),
+        )

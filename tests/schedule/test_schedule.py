@@ -240,6 +240,21 @@ def test_deficit_window():
 
 
 @pytest.mark.parametrize(
+    ("name", "options"),
+    [
+        ("deficit", {"start": 0, "end": 0}),
+        ("deficit", {"start": 3, "end": 3, "unit": "step", "inclusive": True}),
+        ("late_switch", {"share": 0}),
+        ("late_switch", {"share": 1}),
+        ("pfq_manual", {"boundaries": [0.5, 0.5, 1]}),
+    ],
+)
+def test_a_part_of_no_steps_can_be_asked_for(name, options):
+    """As the end of a series; what is refused is a part that rounding leaves without a step."""
+    assert schedule(name, total_steps=100, **options).run_lengths[0][1] >= 1
+
+
+@pytest.mark.parametrize(
     ("name", "options", "words"),
     [
         ("RTX", {}, "did you mean 'RT"),
@@ -257,6 +272,12 @@ def test_deficit_window():
         ("deficit", {"end": 2}, "set unit to step"),
         ("deficit", {"q_min": "auto"}, "q_min=auto: only a cyclic schedule can find it"),
         ("deficit", {"q_min": None}, "q_min=null: cannot be null"),
+        ("deficit", {"start": 1000, "end": 2000, "unit": "step"}, "none of the run's 1000 steps"),
+        ("deficit", {"start": 1000, "end": 1000.5, "unit": "step", "inclusive": True}, "none of the run's 1000 steps"),
+        ("deficit", {"start": 0.9999, "end": 1}, "schedule=static"),
+        ("late_switch", {"share": 0.0001}, "leaves none of the run's 1000 steps"),
+        ("pfq_manual", {"boundaries": [0.5, 0.9999, 1]}, "from 0.9999 to 1 of the run has none of its 1000 steps"),
+        ("pfq_manual", {"total_steps": 3}, "has none of its 3 steps.* Remedy: train longer"),
     ],
 )
 def test_nonsense_is_refused_with_a_remedy(name, options, words):

@@ -35,6 +35,11 @@ class LateSwitch(FormatLevels):
                 "gradient_formats", self.gradient_formats, "has more than two", "name one or two formats"
             )
 
+    def check_length(self, length: RunLength) -> None:
+        if 0 < self.share < 1 and self._switch(length) in (0, length.total_steps):
+            problem = f"leaves none of the run's {length.total_steps} steps on one side of the switch"
+            raise SettingError("share", self.share, problem, "train longer, or choose another share")
+
     @property
     def format_lists(self) -> tuple[Sequence[str], Sequence[str]] | None:
         return None if self.formats is None else (self.formats, self.gradient_formats or self.formats)

@@ -55,7 +55,10 @@ class Deficit(ScheduleOptions):
             )
 
     def check_length(self, length: RunLength) -> None:
-        self._window(length)
+        _, begin, end, after = self.changes(length)
+        if self.start < self.end and begin == (after if self.inclusive else end):
+            problem = f"the window to {self.end:g} ({self.unit}) has none of the run's {length.total_steps} steps"
+            raise SettingError("start", self.start, problem, "choose a window within the run, or schedule=static")
 
     def precision(self, step: int, length: RunLength) -> Precision:
         start, end, unit = self._window(length)

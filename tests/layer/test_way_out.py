@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import logging
 
 import numpy as np
@@ -81,6 +82,70 @@ def test_final_weights_are_not_finalized_at_other_bits(tmp_path):
     assert bitcycle.finalize(model)["3:integers"].shape == model[3].weight.shape
     with pytest.raises(SettingError, match=r"bits=3: the weight of layer '3' is final at 8 bits"):
         bitcycle.finalize(model, 3)
+
+
+@pytest.mark.parametrize("build", [lambda: network("sbm", Precision(3, 3, 8)), lambda: language_model("sbm")])
+def test_final_weights_are_neither_trained_nor_used_at_other_bits(build, tmp_path):
+    """They were once not quantized again, and nothing said so."""
+    model, x = build()
+    expected = model(x)
+    bitcycle.finalize(model, path=tmp_path / "model.safetensors")
+    bitcycle.load_finalized(model, tmp_path / "model.safetensors")
+    bits = model[3].precision.precision.weight if isinstance(model, nn.Sequential) else 8
+    control = bitcycle.PrecisionController(model, bitcycle.schedule("CR", q_min=2, q_max=6, total_steps=8))
+    for change in (lambda: control.use((4, 4, 8)), lambda: control.use((32, 32, 32)), lambda: control.step(0)):
+        change()
+        with pytest.raises(ValueError, match=rf"bits=.*weight of layer '.*' is final at {bits} bits. Remedy: load a file"):
+            model(x)
+    control.use((bits, bits, 32))
+    assert torch.equal(model(x), expected)
+    with torch.no_grad():
+        model.train()(x)  # as for statistics of batch norm
+    with pytest.raises(ValueError, match=r"training=True: the weight of layer .* is final .* Remedy: train the model that"):
+        model(x)
+
+
+def test_layers_with_final_weights_that_are_frozen_may_be_trained_around(tmp_path):
+    model, x = network("sbm", Precision(8, 8, 32))
+    bitcycle.finalize(model, path=tmp_path / "model.safetensors")
+    bitcycle.load_finalized(model, tmp_path / "model.safetensors").train()
+    for layer in (model[3], model[6]):
+        layer.weight.requires_grad_(False)
+    model(x).sum().backward()
+    assert model[0].weight.grad is not None
+
+
+def test_weights_that_are_loaded_into_final_ones_are_refused(tmp_path):
+    """A training checkpoint was once evaluated without quantization."""
+    model, x = network("sbm", Precision(3, 3, 32))
+    checkpoint = copy.deepcopy(model.state_dict())
+    bitcycle.finalize(model, path=tmp_path / "model.safetensors")
+    expected = bitcycle.load_finalized(model, tmp_path / "model.safetensors")(x)
+    model.load_state_dict(copy.deepcopy(model.state_dict()))
+    assert torch.equal(model(x), expected)
+    model.load_state_dict(checkpoint)
+    with pytest.raises(ValueError, match="weight=3: the weight of layer '3' has changed since load_finalized"):
+        model(x)
+
+
+def test_a_file_with_float_weights_follows_one_with_final_weights(tmp_path):
+    """Their layers once left them unquantized at all bits."""
+    model, x = network("sbm", Precision(8, 8, 32))
+    for bits in (3, 32):
+        bitcycle.finalize(model, bits, tmp_path / f"{bits}.safetensors")
+    other = copy.deepcopy(model)
+    for bits in (3, 32):
+        bitcycle.load_finalized(other, tmp_path / f"{bits}.safetensors")
+    for network_ in (model, other):
+        network_[3].precision.set(Precision(4, 4, 32))
+    assert torch.equal(other(x), model(x))
+
+
+def test_final_weights_are_not_encoded_again(tmp_path):
+    """With compute=codes on a CPU with integer products, or a GPU, that once was a NotImplementedError."""
+    model = bitcycle.quantize_model(nn.Sequential(nn.Linear(4, 4)), float_layers=[], compute="codes")
+    bitcycle.finalize(model, path=tmp_path / "model.safetensors")
+    assert bitcycle.load_finalized(model, tmp_path / "model.safetensors")[0].computation is None
 
 
 def test_other_files_are_refused(tmp_path):

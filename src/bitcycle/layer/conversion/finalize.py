@@ -9,6 +9,7 @@ metadata, so that `load_finalized` only needs a model that was converted in the 
 
 import copy
 import json
+import math
 from collections import defaultdict
 from numbers import Integral
 from pathlib import Path
@@ -33,14 +34,38 @@ MOST_LEVELS = 256
 
 
 class FinalWeight(TensorQuantizer):
-    """The quantizer of a weight that is already quantized to `bits` bits: the identity."""
+    """The quantizer of a weight that is already quantized to `bits` bits: the identity.
 
-    def __init__(self, bits: int) -> None:
+    Raises SettingError (a ValueError) where the weight would have to be quantized again: at other bits, in training, and after
+    other values have been loaded into it.
+    """
+
+    def __init__(self, weight: Tensor, bits: int, name: str) -> None:
         super().__init__()
-        self.bits = bits
+        self.bits, self.name, self.norm, self.dtype = bits, name, _norm(weight), weight.dtype
+
+    def prepare(self, x: Tensor, bits: int) -> None:
+        if bits != self.bits:
+            remedy = "load a file of finalize(model, bits), or use the model that was trained"
+            raise self._refused("bits", bits or FLOAT, f"is final at {self.bits} bits", remedy)
+        if x.dtype == self.dtype and not math.isclose(_norm(x), self.norm, rel_tol=1e-5):
+            problem = "has changed since load_finalized and would not be quantized"
+            raise self._refused("weight", self.name, problem, "load such weights into a newly converted model")
 
     def forward(self, x: Tensor, bits: Tensor) -> Tensor:
+        if self.training and x.requires_grad and torch.is_grad_enabled():
+            problem = "is final (load_finalized): after an update it would not be quantized"
+            remedy = "train the model that was finalized, or freeze this weight (requires_grad_(False))"
+            raise self._refused("training", True, problem, remedy)
         return x
+
+    def _refused(self, field: str, value: object, problem: str, remedy: str) -> SettingError:
+        return SettingError(field, value, f"the weight of layer {self.name!r} {problem}", remedy)
+
+
+def _norm(weight: Tensor) -> float:
+    """The norm of a weight, by which changes show."""
+    return float(torch.linalg.vector_norm(weight.detach(), dtype=torch.float32))
 
 
 def finalize(
@@ -85,7 +110,8 @@ def finalize(
 def load_finalized(model: nn.Module, path: str | Path) -> nn.Module:
     """Load a file of `finalize` into a model that was converted in the same way; returns it in evaluation mode.
 
-    Its weights are the quantized ones and are not quantized again; it computes the same as the finalized model.
+    Its weights are the quantized ones and are not quantized again; it computes the same as the finalized model. Other bits of
+    weights and training are refused in the forward pass, except of layers whose weights are frozen.
 
     Raises:
         SettingError (a ValueError): if the file was not written by `finalize`, or belongs to another model.
@@ -114,8 +140,11 @@ def load_finalized(model: nn.Module, path: str | Path) -> nn.Module:
         if not state.fixed:
             state.set(precision)
     model.load_state_dict(tensors, strict=False)
-    for name, encoded in parts.items():
-        _put(layers[name], layers[name].rows_of(_decoded(layers[name], encoded)).contiguous())
+    for name, layer in layers.items():
+        if name in parts:
+            _put(name, layer, _decoded(layer, parts[name]))
+        elif isinstance(layer.weight_quantizer, FinalWeight):  # of an earlier file
+            layer.weight_quantizer = _new_quantizer(layer)
     return model.eval()
 
 
@@ -147,9 +176,11 @@ def _weight_key(name: str, layer: QuantizedLayer) -> str:
     return f"{owner}.{layer.weight_name}".lstrip(".")
 
 
-def _put(layer: QuantizedLayer, weight: Tensor) -> None:
-    """Set the final weight of the layer; a float layer that shares the parameter keeps the original."""
-    layer.weight_quantizer = FinalWeight(layer.precision.precision.weight)
+def _put(name: str, layer: QuantizedLayer, rows: Tensor) -> None:
+    """Set the final weight of the layer, output channels first; a float layer that shares the parameter keeps the original."""
+    layer.weight_quantizer = FinalWeight(rows, layer.precision.precision.weight, name)
+    layer.computation = None  # which would encode the weight again
+    weight = layer.rows_of(rows).contiguous()
     if "weight" in layer._parameters:
         layer.weight = nn.Parameter(weight, requires_grad=bool(layer.weight.requires_grad))
     else:
@@ -158,9 +189,6 @@ def _put(layer: QuantizedLayer, weight: Tensor) -> None:
 
 def _encoded(name: str, layer: QuantizedLayer, bits: int) -> dict[str, Tensor]:
     quantizer = copy.deepcopy(layer.weight_quantizer).eval()
-    if isinstance(quantizer, FinalWeight) and quantizer.bits != bits:
-        problem = f"the weight of layer {name!r} is final at {quantizer.bits} bits"
-        raise SettingError("bits", bits, problem, "finalize the model that was trained")
     weight: Tensor = layer.rows_of(layer.weight.detach())
     quantizer.prepare(weight, bits)
     number = torch.tensor(bits, device=weight.device)
@@ -184,5 +212,9 @@ def _decoded(layer: QuantizedLayer, parts: dict[str, Tensor]) -> Tensor:
         rows = parts["table"].gather(1, integers.long().view(len(integers), -1))
         return rows.view(integers.shape)
     codes: Any = WeightCodes(*(parts[name] for name in WeightCodes._fields))
-    quantizer = layer.quantizer_options.weight(compile=False)  # the layer's own may be that of an earlier file
-    return quantizer.decode_weight(codes, parts["bits"])
+    return _new_quantizer(layer).decode_weight(codes, parts["bits"])
+
+
+def _new_quantizer(layer: QuantizedLayer) -> TensorQuantizer:
+    """A quantizer of the layer's weight, whose own may be that of an earlier file."""
+    return layer.quantizer_options.weight(compile=layer.activation_quantizer.compile_kernel)

@@ -95,13 +95,17 @@ def test_final_weights_are_neither_trained_nor_used_at_other_bits(build, tmp_pat
     control = bitcycle.PrecisionController(model, bitcycle.schedule("CR", q_min=2, q_max=6, total_steps=8))
     for change in (lambda: control.use((4, 4, 8)), lambda: control.use((32, 32, 32)), lambda: control.step(0)):
         change()
-        with pytest.raises(ValueError, match=rf"bits=.*weight of layer '.*' is final at {bits} bits. Remedy: load a file"):
+        with pytest.raises(
+            ValueError, match=rf"bits=.*weight of layer '.*' is final at {bits} bits. Remedy: load a file"
+        ):
             model(x)
     control.use((bits, bits, 32))
     assert torch.equal(model(x), expected)
     with torch.no_grad():
         model.train()(x)  # as for statistics of batch norm
-    with pytest.raises(ValueError, match=r"training=True: the weight of layer .* is final .* Remedy: train the model that"):
+    with pytest.raises(
+        ValueError, match=r"training=True: the weight of layer .* is final .* Remedy: train the model that"
+    ):
         model(x)
 
 
@@ -139,6 +143,19 @@ def test_a_file_with_float_weights_follows_one_with_final_weights(tmp_path):
     for network_ in (model, other):
         network_[3].precision.set(Precision(4, 4, 32))
     assert torch.equal(other(x), model(x))
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.bfloat16])
+def test_final_weights_have_the_type_of_the_model(dtype, tmp_path):
+    """They were once float32, on the CPU, and the forward pass raised a RuntimeError."""
+    model, x = network("sbm", Precision(4, 4, 32))
+    model, x = model.to(dtype), x.to(dtype)
+    expected = model(x)
+    bitcycle.finalize(model, path=tmp_path / "model.safetensors")
+    found = bitcycle.load_finalized(model, tmp_path / "model.safetensors")(x)
+    torch.testing.assert_close(
+        found, expected, rtol=0, atol=2 * torch.finfo(torch.float32 if dtype == torch.float64 else dtype).eps
+    )
 
 
 def test_final_weights_are_not_encoded_again(tmp_path):

@@ -65,7 +65,7 @@ class FinalWeight(TensorQuantizer):
 
 def _norm(weight: Tensor) -> float:
     """The norm of a weight, by which changes show."""
-    return float(torch.linalg.vector_norm(weight.detach(), dtype=torch.float32))
+    return float(torch.linalg.vector_norm(weight.detach().float()))
 
 
 def finalize(
@@ -178,6 +178,7 @@ def _weight_key(name: str, layer: QuantizedLayer) -> str:
 
 def _put(name: str, layer: QuantizedLayer, rows: Tensor) -> None:
     """Set the final weight of the layer, output channels first; a float layer that shares the parameter keeps the original."""
+    rows = rows.to(layer.weight)  # its device and type
     layer.weight_quantizer = FinalWeight(rows, layer.precision.precision.weight, name)
     layer.computation = None  # which would encode the weight again
     weight = layer.rows_of(rows).contiguous()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import json
 import logging
 
 import pytest
@@ -275,6 +276,52 @@ def test_a_controller_resumes_in_another_loop(schedule):
     assert precisions == {before.precision}
     assert torch.equal(train(second, after, range(after.next_step, 6)), whole)
     assert after.cost() == control.cost()
+
+
+def controller(name: str = "CR", **options) -> bitcycle.PrecisionController:
+    model = bitcycle.quantize_model(signed_network(nn.ReLU), float_layers=[])
+    return bitcycle.PrecisionController(model, bitcycle.schedule(name, **{"cycles": 2, "total_steps": 8} | options))
+
+
+@pytest.mark.parametrize(
+    ("name", "options", "problem"),
+    [("RTH", {}, r"schedule=RTH: .* name=CR \(now RTH\)"), ("CR", {"q_max": 6}, r"q_max=8 \(now 6\)")],
+)
+def test_the_state_of_another_schedule_is_refused(name, options, problem):
+    """It was once loaded, and training went on at other bits, without a word."""
+    before = controller()
+    before.step(2)
+    after = controller(name, **options)
+    with pytest.raises(ValueError, match=f"{problem}.*Remedy: make the controller with the schedule of that state"):
+        after.load_state_dict(before.state_dict())
+    assert after.next_step == 0
+
+
+def test_another_length_of_a_resumed_run_is_named(caplog):
+    before, longer, shorter = controller(), controller(total_steps=16), controller(total_steps=4)
+    before.step(6)
+    saved = json.loads(json.dumps(before.state_dict()))  # as transformers' callback keeps it
+    longer.load_state_dict(saved)
+    assert longer.next_step == 7
+    assert "another length than the saved state was in, with total_steps=8 (now 16)" in caplog.text
+    with pytest.raises(SettingError, match="step=6: is outside the run"):
+        shorter.load_state_dict(saved)
+    assert shorter.next_step == 0
+
+
+def test_the_same_schedule_and_states_of_earlier_versions_are_loaded_without_a_word(caplog):
+    options = {"stages": [3, 8], "gradient_stages": [8, 8]}
+    for name, given in (("CR", {}), ("pfq_manual", options), ("static", {"q_max": 5})):
+        given = {**given, "cycles": 2}
+        before = controller(name, **given)
+        before.step(2)
+        saved = before.state_dict()
+        controller(name, **given).load_state_dict(json.loads(json.dumps(saved)))
+        if name == "static":  # its bits do not depend on the length
+            controller(name, **given, total_steps=16).load_state_dict(saved)
+        del saved["bound_schedule"]
+        controller("RTH", q_min=5).load_state_dict(saved)
+    assert not caplog.messages
 
 
 def gradient_of(model: nn.Module, x: torch.Tensor) -> torch.Tensor:

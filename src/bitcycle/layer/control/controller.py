@@ -13,6 +13,7 @@ from torch.utils._pytree import tree_leaves
 
 from bitcycle import distributed
 from bitcycle.hardware import Cost, CostMeter, HardwareOptions, Workload, hardware_options, trace
+from bitcycle.layer.control.resumption import check_resumed, schedule_record
 from bitcycle.layer.control.watch import (
     Call,
     FirstStep,
@@ -174,16 +175,26 @@ class PrecisionController:
         self.states += states
 
     def state_dict(self) -> dict[str, Any]:
-        """State of step, cost and schedule, for a checkpoint."""
+        """State of step, cost and schedule, for a checkpoint, with the settings and the length of the schedule."""
         return {
             "next_step": self.next_step,
+            "bound_schedule": schedule_record(self.schedule),
             "schedule": self._feedback.state_dict() if self._feedback else {},
             "cost": self.meter.state_dict(),
             "gates": self._record.state_dict(),
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Restore what `state_dict` returned; the model has the bits of the last step."""
+        """Restore what `state_dict` returned; the model has the bits of the last step.
+
+        Raises:
+            SettingError (a ValueError), changing nothing: for the state of another schedule, and for one whose last step is
+                outside of this controller's run. A warning names another length.
+        """
+        if "bound_schedule" in state:  # states of earlier versions lack it
+            check_resumed(state["bound_schedule"], self.schedule)
+        if state["next_step"] > self.schedule.length.total_steps:
+            self.schedule(state["next_step"] - 1)
         self.next_step = state["next_step"]
         self._meter.load_state_dict(state["cost"])
         if self._feedback is not None:

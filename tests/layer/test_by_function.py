@@ -111,6 +111,31 @@ def test_products_of_attention_can_stay_float():
     assert type(model) is Attention
 
 
+class Nested(Attention):
+    """Attention on the output of other attention."""
+
+    def __init__(self):
+        super().__init__()
+        self.inner = Attention()
+
+    def forward(self, x, mask=None):
+        return super().forward(self.inner(x), mask)
+
+
+def test_float_attention_within_quantized_attention_stays_float():
+    """It once used the quantized products of the module that contains it."""
+    torch.manual_seed(0)
+    plain = Nested()
+    model = bitcycle.quantize_model(copy.deepcopy(plain), float_layers=["inner"])
+    set_bits(model, Precision(2, 2, 32))
+    outputs, x = [], torch.randn(2, 4, 8)
+    for network in (plain, model, pickle.loads(pickle.dumps(model))):
+        network.inner.register_forward_hook(lambda _module, _inputs, y: outputs.append(y))
+        network(x)
+    assert torch.equal(outputs[1], outputs[0])
+    assert torch.equal(outputs[2], outputs[0])
+
+
 def test_attention_whose_forward_was_assigned_is_refused():
     """Its products stayed float."""
     model = nn.Sequential(Attention(), nn.Linear(8, 8))

@@ -52,16 +52,31 @@ def may_redirect(module: nn.Module) -> bool:
 
 
 def redirect_functions(model: nn.Module) -> None:
-    """Let the modules of a converted model that call these functions use their quantized products; changes classes in place."""
-    for module in model.modules():
-        names: frozenset[str] = _names(type(module))  # type: ignore[arg-type]
-        layers = _linear_layers(module)
-        reads = bool(layers) and names >= _READING
-        if not reads and not (ATTENTION in names and any(hasattr(module, product) for product in ATTENTION_PRODUCTS)):
-            continue
-        for layer in layers if reads else ():
+    """Let the modules of a converted model that call these functions use their quantized products; changes classes in place.
+    Float attention within such a module is redirected to itself, as it would otherwise use the products of that module."""
+    own = {module for module in model.modules() if _reads(module) or (_names_attention(module) and _attends(module))}
+    for module in own:
+        for layer in _linear_layers(module) if _reads(module) else ():
             layer.is_read = True
-        module.__class__ = _redirecting(type(module))  # type: ignore[arg-type]
+    for part in {part for module in own for part in module.modules()}:
+        if part in own or _names_attention(part):
+            part.__class__ = _redirecting(type(part))  # type: ignore[arg-type]
+
+
+def _reads(module: nn.Module) -> bool:
+    """Whether the class of a module may read the weight of a converted layer that it contains."""
+    names: frozenset[str] = _names(type(module))  # type: ignore[arg-type]
+    return names >= _READING and bool(_linear_layers(module))
+
+
+def _names_attention(module: nn.Module) -> bool:
+    names: frozenset[str] = _names(type(module))  # type: ignore[arg-type]
+    return ATTENTION in names
+
+
+def _attends(module: nn.Module) -> bool:
+    """Whether the attention of a module has a quantized product."""
+    return any(hasattr(module, product) for product in ATTENTION_PRODUCTS)
 
 
 def _linear_layers(module: nn.Module) -> list[QuantizedLinear]:
@@ -156,6 +171,8 @@ class _Redirection(TorchFunctionMode):
     ) -> Any:
         keywords = kwargs or {}
         if func is F.scaled_dot_product_attention:
+            if not _attends(self.owner):  # under a name that is not redirected, for the fused kernel
+                return torch.ops.aten.scaled_dot_product_attention(*args, **keywords)
             self._refuse_checkpoint()
             return _attention(self.owner, *args, **keywords)
         if func is F.linear:

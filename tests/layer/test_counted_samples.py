@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import copy
 
 import pytest
@@ -28,6 +29,27 @@ class OfDictionary(nn.Module):
 
     def forward(self, batch):
         return self.inner(batch["features"])
+
+
+def test_samples_are_counted_after_an_interrupted_forward_pass():
+    """After Ctrl-C in a notebook, those of all later steps were once left out, with their cost."""
+
+    class Interrupted(nn.Linear):
+        interrupts = False
+
+        def forward(self, input):
+            if self.interrupts:
+                raise KeyboardInterrupt
+            return super().forward(input)
+
+    model = nn.Sequential(nn.Linear(4, 4), Interrupted(4, 2))
+    control = linear_control(model)
+    for step in range(3):
+        control.step(step)
+        model[1].interrupts = step == 1
+        with contextlib.suppress(KeyboardInterrupt):
+            model(torch.randn(5, 4))
+    assert sum(control.meter.histogram.values()) == 15
 
 
 def test_samples_are_counted_in_nested_inputs():

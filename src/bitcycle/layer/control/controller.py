@@ -138,6 +138,7 @@ class PrecisionController:
             self._check_observations(self._feedback, t)
         self._name_omitted()
         self._untraced = {}  # later batches may have other layers, as mixtures of experts do
+        self._depth = 0  # a forward pass that was interrupted by Ctrl-C has not ended, for the hooks
         rank = distributed.rank() if self.rank is None else self.rank
         key = int32_key("noise", self.seed, t, *(("rank", rank) if rank else ()))
         for state in self.states:

@@ -7,6 +7,8 @@ import pytest
 import torch
 import torch.nn.functional as F
 from torch import nn
+from torch.nn.utils import prune
+from torch.nn.utils.parametrizations import spectral_norm, weight_norm
 from torch.utils.checkpoint import checkpoint
 
 import bitcycle
@@ -168,6 +170,39 @@ def test_a_function_that_reads_the_weight_of_a_layer(quantizer, compute):
     torch.testing.assert_close(model(x), F.linear(plain(expected(x)), model.free))
     report = bitcycle.conversion_report(model, x)
     assert report.quantized_share == pytest.approx((48 + 24) / (48 + 24 + 12))
+
+
+class Merged(nn.Module):
+    """Computes with a weight of its own and reads that of its layer."""
+
+    def __init__(self):
+        super().__init__()
+        self.base = nn.Linear(6, 6)
+        self.a, self.b = nn.Parameter(torch.randn(2, 6)), nn.Parameter(torch.randn(6, 2))
+
+    def forward(self, x):
+        return self.base(x) + F.linear(x, self.b @ self.a) + self.base.weight.sum()
+
+
+def pruned(layer):
+    prune.l1_unstructured(layer, "weight", 0.5)
+
+
+@pytest.mark.parametrize("parametrization", [weight_norm, spectral_norm, pruned])
+def test_the_weight_of_a_parametrized_layer_is_not_taken_for_another(parametrization):
+    """A product by another matrix was once that layer's, as both were temporary tensors; power iterations were added."""
+
+    def built():
+        torch.manual_seed(0)
+        model = bitcycle.quantize_model(nn.Sequential(Merged()), float_layers=[])
+        parametrization(model[0].base)
+        return model
+
+    model, plain, x = built(), built(), torch.randn(8, 6)
+    plain[0].__class__ = Merged
+    for _ in range(3):
+        assert torch.equal(model(x), plain(x))
+    assert all(map(torch.equal, model.state_dict().values(), plain.state_dict().values()))
 
 
 def test_a_product_is_not_quantized_twice():

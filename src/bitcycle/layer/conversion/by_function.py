@@ -22,6 +22,7 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+from torch.nn.utils.parametrize import is_parametrized
 from torch.overrides import TorchFunctionMode
 
 from bitcycle.layer.products.quantized import QuantizedLinear
@@ -164,7 +165,12 @@ class _Redirection(TorchFunctionMode):
     def __init__(self, owner: nn.Module) -> None:
         super().__init__()
         self.owner, self.is_differentiated = owner, torch.is_grad_enabled()
-        self.layers = {id(layer.weight): layer for layer in _linear_layers(owner)}
+        # those with parametrizations recompute their weights at each access
+        layers = [layer for layer in _linear_layers(owner) if not is_parametrized(layer)]
+        self.weights = [
+            layer.weight for layer in layers
+        ]  # kept, as a pruned layer replaces it, and others would get its id
+        self.layers = {id(weight): layer for weight, layer in zip(self.weights, layers)}
 
     def __torch_function__(
         self, func: Callable[..., Any], types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None

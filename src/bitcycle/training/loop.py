@@ -31,7 +31,7 @@ from bitcycle.training.compilation import wants_compilation
 from bitcycle.training.cuda_graphs import StepGraphs, can_record
 from bitcycle.training.display import ProgressBar
 from bitcycle.training.metrics_log import JsonLines, MetricsLog, open_metrics
-from bitcycle.training.outcome import Best, ReduceOnPlateau, RunningMean, merit
+from bitcycle.training.outcome import Best, ReduceOnPlateau, RunningMean, merit, metric_text
 from bitcycle.training.phases import CandidateWeights, PhaseRunner
 from bitcycle.training.plan import Plan
 from bitcycle.training.processes import Agreement, replica
@@ -251,8 +251,8 @@ class Trainer:
         held_out, gates = self.record_validation(validation), self.controller.record.evaluation_values()
         more = {**at_highest, **held_out, "precision": current, "cost": self.controller.cost().summary(), **gates}
         self.metrics.write("evaluation", self.step, **values, **more)
-        text = f"step {self.step}/{self.total_steps}  {self.task.metric} {value:.2f} at {current.weight} bits"
-        text += "" if same else f"  {self.task.metric} at q_max {at_q_max:.2f}"
+        text = f"step {self.step}/{self.total_steps}  {self.task.metric} {metric_text(value)} at {current.weight} bits"
+        text += "" if same else f"  {self.task.metric} at q_max {metric_text(at_q_max)}"
         logger.info("%s  best %.2f", text, self.best.value)
         bar.update(self.step)
 

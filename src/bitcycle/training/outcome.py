@@ -27,6 +27,15 @@ def worse(metric: float, than: float, higher_is_better: bool) -> bool:
     return merit(metric, higher_is_better) < merit(than, higher_is_better)
 
 
+def metric_text(value: float) -> str:
+    """A value of a metric for messages, with two decimals, or three digits if huge, as the perplexity of a diverged network.
+
+    >>> metric_text(80.25), metric_text(1.234e304)
+    ('80.25', '1.23e+304')
+    """
+    return f"{value:.2f}" if abs(value) < 1e6 or math.isnan(value) else f"{value:.3g}"
+
+
 @dataclass
 class Best:
     """The best evaluation of the current phase, samples by precision up to it, and all evaluations of the phase."""

@@ -12,6 +12,7 @@ from bitcycle.hardware import cost_table, saving
 from bitcycle.precision import Precision
 from bitcycle.schedule import FORMAT_BITS, Schedule
 from bitcycle.training.display import console
+from bitcycle.training.outcome import metric_text
 from bitcycle.training.plan import Plan
 from bitcycle.training.run_folder import RunFolder
 
@@ -90,9 +91,9 @@ def summary_report(summary: dict[str, Any], reference: Precision) -> list[str]:
     """The result of a run in a few lines."""
     total, to_best = summary["cost"]["total"], summary["cost"]["to_best"]
     metric, static = summary["metric"], "/".join(map(str, reference))
-    at_q_max = "" if "phases" in summary else f", at q_max {summary['at_q_max']['final']:.2f}"
+    at_q_max = "" if "phases" in summary else f", at q_max {metric_text(summary['at_q_max']['final'])}"
     lines = [
-        f"{metric}: final {summary['final']:.2f}, best {summary['best']:.2f} at step {summary['best_step']}"
+        f"{metric}: final {metric_text(summary['final'])}, best {metric_text(summary['best'])} at step {summary['best_step']}"
         f"{at_q_max} (n = 1, scale {summary['scale']})",
         f"cost: {total['gbitops']:.4g} GBitOps, {saving(total['relative_to_static'], static)}; "
         f"up to the best {to_best['gbitops']:.4g} GBitOps",
@@ -102,12 +103,14 @@ def summary_report(summary: dict[str, Any], reference: Precision) -> list[str]:
         weights = chosen if phase["first_step"] > 0 else "with initial weights"
         bits = "/".join(map(str, phase["precision"]))
         lines.append(
-            f"phase {phase['phase']}: {bits} bits from step {phase['first_step']}, {weights}: {metric} {phase['final']:.2f}"
+            f"phase {phase['phase']}: {bits} bits from step {phase['first_step']}, {weights}:"
+            f" {metric} {metric_text(phase['final'])}"
         )
     if "validation" in summary:
         held_out = summary["validation"]
         lines.append(
-            f"validation: final {held_out['final']:.2f}, best {held_out['best']:.2f} with {metric} {held_out['test_at_best']:.2f}"
+            f"validation: final {metric_text(held_out['final'])}, best {metric_text(held_out['best'])}"
+            f" with {metric} {metric_text(held_out['test_at_best'])}"
         )
     for word, key, unit in (("energy", "energy_j", "J"), ("latency", "latency_s", "s")):
         if total.get(key) is not None:
@@ -116,7 +119,8 @@ def summary_report(summary: dict[str, Any], reference: Precision) -> list[str]:
     if "averaged" in summary:
         averaged = summary["averaged"]
         lines.append(
-            f"averaged weights: final {averaged['final']:.2f}, best {averaged['best']:.2f} (mean of {averaged['weights']})"
+            f"averaged weights: final {metric_text(averaged['final'])}, best {metric_text(averaged['best'])}"
+            f" (mean of {averaged['weights']})"
         )
     return [*lines, *_found(summary)]
 
@@ -140,7 +144,9 @@ def status_table(root: Path) -> Table:
         if state == "running" and not folder.is_in_use():
             state = "stopped"
         result = (
-            f"{summary['metric']} {summary['final']:.2f}" if state == "done" and summary else status.get("reason") or ""
+            f"{summary['metric']} {metric_text(summary['final'])}"
+            if state == "done" and summary
+            else status.get("reason") or ""
         )
         step = f"{status.get('step', '?')}/{status.get('total_steps', '?')}"
         table.add_row(str(folder.path.relative_to(root)), state, step, str(status.get("updated", "")), str(result)[:60])

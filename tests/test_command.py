@@ -71,6 +71,11 @@ WRONG = {
         "dataset.validation=0.1",
     ),
     "-m +sweeps=cpt/table6,cpt/table8": ("+sweeps=cpt/table6,cpt/table8: is several sweeps", "a command for each"),
+    "~training.steps": ("~training.steps: a setting cannot be removed", "write training.steps=null"),
+    "training.steps=${oc.env:NOPE}": (
+        "Environment variable 'NOPE' not found, to which a setting refers",
+        "write the value itself",
+    ),
     "schedule=CR,RR": ("schedule=CR,RR: is several values", "add -m for one run for each value"),
     "quantizer.depthwise_bits=[8,16": ("quantizer.depthwise_bits=[8,16", "check its brackets"),
     "results_root=/data/{a}": ("results_root=/data/{a}", "results_root='/data/{a}'"),

@@ -39,8 +39,8 @@ def explain_hydra(error: BaseException) -> str:
     while (cause := causes[-1].__cause__) is not None:
         causes.append(cause)
     text = "\n".join(str(cause) for cause in causes)
-    if sweep := _explain_sweep(text):
-        return sweep
+    if explained := _explain_sweep(text) or _explain_composition(text):
+        return explained
     if bare := re.search(r"Error parsing override '([^'=]*)'", text):
         return f"'{bare[1]}' is not a setting with a value. Remedy: write SETTING=VALUE, such as schedule=RTH"
     for cause in causes:
@@ -69,6 +69,15 @@ def explain_hydra(error: BaseException) -> str:
                 return str(SettingError(key, value, problem, remedy))
     lines = dict.fromkeys(line for line in text.splitlines() if line.strip() and not line.startswith("  "))
     return f"{'; '.join(lines)}. Remedy: `python train.py --help` lists all groups, options and settings."
+
+
+def _explain_composition(text: str) -> str | None:
+    """The message if a setting is to be removed, or refers to something that does not exist; None for other errors."""
+    if removed := re.search(r"override ~([^=\s]+)\s.*does not support deletion", text, re.DOTALL):
+        return f"~{removed[1]}: a setting cannot be removed. Remedy: leave it out, or write {removed[1]}=null."
+    if lacking := re.search(r"resolving interpolation: \W*(.+?)\W*$", text):
+        return f"{lacking[1]}, to which a setting refers. Remedy: define it, or write the value itself."
+    return None
 
 
 def _explain_sweep(text: str) -> str | None:

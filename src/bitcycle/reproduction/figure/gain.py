@@ -25,10 +25,8 @@ def draw_gain(data: ItemData) -> Drawing | None:
     if not rows:
         return None
     figure, (left, right) = panels(2, width=5.4, height=4.2)
-    for row in rows:
-        if row.fit:
-            _draw(left, row, row.fit.mean)
-        _draw(right, row, row.price.mean)
+    _draw(left, [(row, row.fit.mean) for row in rows if row.fit])
+    _draw(right, [(row, row.price.mean) for row in rows])
     end = max(row.price.mean for row in rows)
     right.plot(
         [0, end], [0, end], color="0.35", linestyle="--", linewidth=1, label="as good as static 8 bits of full length"
@@ -49,11 +47,15 @@ def draw_gain(data: ItemData) -> Drawing | None:
     )
 
 
-def _draw(axes: Axes, row: Row, place: float) -> None:
-    colour, marker = COLOURS.get(row.schedule, "0.35"), MARKERS.get(row.network, "D")
-    draw_points(axes, Style(f"{row.schedule}, {row.network}", colour, marker), [point(place, row.gain)])
-    where, offset = (place, row.gain.mean), (5, 4)
-    axes.annotate(f"{row.steps:,}", where, xytext=offset, textcoords="offset points", fontsize=6.5, color="0.35")
+def _draw(axes: Axes, placed: Sequence[tuple[Row, float]]) -> None:
+    """Points with their numbers of steps, on the left of the first of several networks, as those of equal length lie close."""
+    for row, place in placed:
+        colour, marker = COLOURS.get(row.schedule, "0.35"), MARKERS.get(row.network, "D")
+        draw_points(axes, Style(f"{row.schedule}, {row.network}", colour, marker), [point(place, row.gain)])
+        alike = [other for one, other in placed if (one.schedule, one.steps) == (row.schedule, row.steps)]
+        offset, side = ((-5, 4), "right") if place == min(alike) < max(alike) else ((5, 4), "left")
+        label, where = f"{row.steps:,}", (place, row.gain.mean)
+        axes.annotate(label, where, offset, textcoords="offset points", ha=side, fontsize=6.5, color="0.35")
 
 
 def tables(data: ItemData) -> list[Table]:

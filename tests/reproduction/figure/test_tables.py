@@ -99,21 +99,21 @@ def test_energy_and_latency_of_an_accelerator_are_shown_with_its_name():
 
 
 def test_runs_at_paper_scale_stand_beside_those_of_a_smaller_scale():
-    """They were shown only once most cells had runs at paper scale."""
+    """They were shown only once most cells had runs at paper scale, and then behind the others."""
     small = made_up(44.0, 45.0, scale="mini", **CYCLIC, model="resnet8", dataset="cifar10_16")
     large = made_up(73.0, **CYCLIC, **SMALL)
     data = data_of("cpt/table2", proxied(small, **SMALL), scale="mini")
     data = replace(data, results=replace(data.results, others=(Results("paper", (large,)),)))
     rows = records(data)
     assert [(row["network"], row["scale"]) for row in rows if row["source"] == "ours"] == [
-        ("ResNet-8", "mini, proxy"),
         ("ResNet-74", "paper"),
+        ("ResNet-8", "mini, proxy"),
     ]
     assert [row["ours"] for row in rows if row["source"] == "published" and row["ours"]] == ["73.00"]
     assert "paper scale, n = 1, 1 distinct trainings in 1 of 1 cells" in status_line(data)
     assert [panel.name for panel in panels_of(data)] == [
-        "ResNet-8, CIFAR-10 at 16x16",
         "ResNet-74, CIFAR-100, paper scale",
+        "ResNet-8, CIFAR-10 at 16x16",
     ]
 
 

@@ -131,10 +131,10 @@ def our_network(cell: Cell) -> str:
 
 
 def panels_of(data: ItemData, split: str = "") -> list[Panel]:
-    """The cells with runs, grouped by our network and data, the fact `split`, and the scale if it is not that of most; cells with
-    the same runs are merged."""
+    """The cells with runs, grouped by our network and data, the fact `split`, and the scale if it is not that of most; those of
+    paper scale come first. Cells with the same runs are merged."""
     groups: dict[str, tuple[dict[str, None], dict[frozenset[tuple[str, str]], Cell]]] = {}
-    for cell in data.results.shown:
+    for cell in sorted(data.results.shown, key=lambda cell: cell.runs[0].row["scale"] != "paper"):
         extra = fact(cell, split) if split else ""
         scale = cell.runs[0].row["scale"]
         other = f"{scale} scale" if scale != data.results.scale else ""

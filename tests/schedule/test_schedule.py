@@ -277,7 +277,7 @@ def test_a_part_of_no_steps_can_be_asked_for(name, options):
         ("deficit", {"start": 0.9999, "end": 1}, "schedule=static"),
         ("late_switch", {"share": 0.0001}, "leaves none of the run's 1000 steps"),
         ("pfq_manual", {"boundaries": [0.5, 0.9999, 1]}, "from 0.9999 to 1 of the run has none of its 1000 steps"),
-        ("pfq_manual", {"total_steps": 3}, "has none of its 3 steps.* Remedy: train longer"),
+        ("pfq_manual", {"boundaries": [0.25, 0.5, 0.75], "total_steps": 3}, "has none of its 3 steps.* train longer"),
     ],
 )
 def test_nonsense_is_refused_with_a_remedy(name, options, words):

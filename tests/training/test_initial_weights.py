@@ -212,10 +212,15 @@ def test_published_weights_name_the_run_by_their_content(tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("model", "field"), [("bert_tiny", "weights"), ("retinanet", "backbone_weights"), ("resnet8", "initial_weights")]
+    ("model", "field", "problem"),
+    [
+        ("bert_tiny", "weights", "contains no weights. Remedy: put model.safetensors or pytorch_model.bin"),
+        ("retinanet", "backbone_weights", "no such file"),
+        ("resnet8", "initial_weights", "no such file"),
+    ],
 )
-def test_weights_without_a_file_name_their_own_field(tmp_path, model, field):
-    with pytest.raises(SettingError, match=rf"model\.{field}=\S*nowhere: no such file"):
+def test_weights_without_a_file_name_their_own_field(tmp_path, model, field, problem):
+    with pytest.raises(SettingError, match=rf"model\.{field}=\S*nowhere: {problem}"):
         run_hash(configure(f"model={model}", f"model.{field}={tmp_path}/nowhere"))
 
 

@@ -74,19 +74,18 @@ class Staged(StageOptions):
         return self.of_stage(bisect.bisect_right(self.changes(length), step) - 1)
 
     def check_length(self, length: RunLength) -> None:
-        fractions, steps = pairwise([0.0, *self._fractions, 1.0]), pairwise([*self.changes(length), length.total_steps])
+        if self.boundaries is None:
+            return  # equal stages, which a run for trying things out may be too short for
+        fractions, steps = pairwise([0.0, *self.boundaries, 1.0]), pairwise([*self.changes(length), length.total_steps])
         for (begin, end), (first, after) in zip(fractions, steps, strict=True):
             if begin < end and first == after:
                 problem = f"the stage from {begin:g} to {end:g} of the run has none of its {length.total_steps} steps"
                 raise SettingError("boundaries", self.boundaries, problem, "train longer, or choose fewer stages")
 
     def changes(self, length: RunLength) -> Sequence[int]:
-        return [0, *(round(boundary * length.total_steps) for boundary in self._fractions)]
-
-    @property
-    def _fractions(self) -> Sequence[float]:
         count = len(self.stages)
-        return [k / count for k in range(1, count)] if self.boundaries is None else self.boundaries
+        boundaries = self.boundaries if self.boundaries is not None else [k / count for k in range(1, count)]
+        return [0, *(round(boundary * length.total_steps) for boundary in boundaries)]
 
 
 @dataclass

@@ -72,12 +72,6 @@ def shortcut(in_channels: int, channels: int, stride: int = 1) -> nn.Module:
     return nn.Sequential(nn.Conv2d(in_channels, channels, 1, stride=stride, bias=False), nn.BatchNorm2d(channels))
 
 
-def published_weights(folder: Path) -> Path | None:
-    """The file of weights in the folder of a published network of `transformers`, or None."""
-    names = ("model.safetensors", "pytorch_model.bin")
-    return next((folder / name for name in names if (folder / name).is_file()), None)
-
-
 def read_weights(file: Path, field: str) -> dict[str, Tensor]:
     """Weights by name: of a checkpoint of this project, a saved state dict, or a safetensors file. Raises SettingError about
     `field` if the file cannot be read or holds something else."""

@@ -18,13 +18,15 @@ from typing import Any, Optional
 import torch
 from torch import Tensor, nn
 
-from bitcycle.model.base import ModelOptions, load_weights, published_weights, read_weights
+from bitcycle.model.base import ModelOptions, load_weights, read_weights
 from bitcycle.module.layers import MatrixProduct
 from bitcycle.optional_imports import require
 from bitcycle.settings import MISSING, SettingError, setting
 from bitcycle.shapes import SentencePairShape
 
 logger = logging.getLogger(__name__)
+
+WEIGHT_FILES = ("model.safetensors", "pytorch_model.bin")
 
 
 class SelfAttention(nn.Module):
@@ -94,15 +96,12 @@ class Bert(ModelOptions):
     weights: Optional[str] = setting(
         None,
         "folder of published weights (model.safetensors or pytorch_model.bin), as bert-base-multilingual-cased; null: random",
-        content=True,
     )
 
     def validate(self) -> None:
         if self.hidden % self.heads:
             problem = f"does not divide the width of {self.hidden}"
             raise SettingError("heads", self.heads, problem, "choose another number")
-        if self.weights is not None:
-            _weights_file(self.weights)
 
     def check(self, shape: SentencePairShape) -> None:
         if shape.length > self.positions:
@@ -121,9 +120,10 @@ class Bert(ModelOptions):
             hidden_dropout_prob=self.dropout,
             attention_probs_dropout_prob=self.dropout,
         )
+        file = _weights_file(self.weights) if self.weights is not None else None  # before seconds of random weights
         bert = transformers.BertModel(config)
-        if self.weights is not None:
-            _load(bert, _weights_file(self.weights))
+        if file is not None:
+            _load(bert, file)
         elif self.initial_weights is None:
             _warn_of_random_weights(self.name)
         return BertClassifier(bert, shape.classes)
@@ -140,7 +140,8 @@ def _warn_of_random_weights(name: str) -> None:
 
 def _weights_file(path: str) -> Path:
     """The file of published weights in a folder. Raises SettingError if there is none."""
-    file = published_weights(Path(path).expanduser())
+    folder = Path(path).expanduser()
+    file = next((folder / name for name in WEIGHT_FILES if (folder / name).is_file()), None)
     if file is None:
         remedy = "put model.safetensors or pytorch_model.bin of the published network there"
         raise SettingError("weights", path, "contains no weights", remedy)

@@ -121,7 +121,7 @@ class TrainingOptions(Settings):
         if (self.steps is None) == (self.epochs is None):
             problem = "both steps and epochs are set" if self.steps else "neither steps nor epochs is set"
             remedy = "set exactly one of training.steps and training.epochs"
-            remedy += "; for epochs, add training.steps=null" if self.steps else ""
+            remedy += "; for epochs, add training.steps=null, for steps training.epochs=null" if self.steps else ""
             raise SettingError("steps", self.steps, problem, remedy)
         if self.epochs == 0:
             raise SettingError(

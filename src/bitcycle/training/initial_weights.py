@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 from bitcycle.layer import convertible_layers
 from bitcycle.model import ModelOptions
-from bitcycle.model.base import published_weights, read_weights
+from bitcycle.model.base import read_weights
 from bitcycle.settings import SettingError
 from bitcycle.training.run_folder import RunFolder
 
@@ -24,8 +24,8 @@ FIELD = "initial_weights"
 
 
 def weights_file(path: str, field: str = FIELD) -> Path:
-    """The checkpoint file of `path`: itself, that of a finished run's folder, or that of a published network's. Raises
-    SettingError about `field` if there is none."""
+    """The checkpoint file of `path`: itself, or that of a finished run's folder. Raises SettingError about `field` if there is
+    none."""
     given = Path(path).expanduser()
     if given.is_file():
         return given
@@ -33,8 +33,6 @@ def weights_file(path: str, field: str = FIELD) -> Path:
     remedy = "give a checkpoint file, or the folder of a finished run (its name ends with seed=N)"
     if not given.is_dir():
         raise SettingError(field, path, "no such file or folder", remedy)
-    if (published := published_weights(given)) is not None:
-        return published
     if folder.state() == "resumable":
         raise SettingError(field, path, "this run is not finished", "finish it by running its command again")
     if not folder.checkpoint.last.is_file():

@@ -7,6 +7,8 @@ import pytest
 import torch
 import torch.nn.functional as F
 from torch import nn
+from torch.nn.functional import linear as project
+from torch.nn.functional import scaled_dot_product_attention as attend
 from torch.nn.utils import prune
 from torch.nn.utils.parametrizations import spectral_norm, weight_norm
 from torch.utils.checkpoint import checkpoint
@@ -44,6 +46,20 @@ def _attend(self, x, mask):
     return Attention.forward(self, x, mask)
 
 
+class Renamed(nn.Module):
+    """Its functions are imported under other names."""
+
+    def __init__(self, width=8, heads=2):
+        super().__init__()
+        self.heads, self.options = heads, {}
+        self.qkv, self.out = nn.Linear(width, 3 * width), nn.Linear(width, width)
+
+    def forward(self, x, mask=None):
+        q, k, v = (part.unflatten(2, (self.heads, -1)).transpose(1, 2) for part in self.qkv(x).chunk(3, 2))
+        y = attend(q, k, v, attn_mask=mask, **self.options)
+        return project(y.transpose(1, 2).flatten(2), self.out.weight, self.out.bias)
+
+
 def set_bits(model, bits):
     for state in {module for module in model.modules() if isinstance(module, bitcycle.layer.PrecisionState)}:
         state.set(bits)
@@ -76,7 +92,7 @@ def rows(x, bits):
     return ((x - low) / scale).round() * scale + low
 
 
-@pytest.mark.parametrize("kind", [Attention, Helped])
+@pytest.mark.parametrize("kind", [Attention, Helped, Renamed])
 @pytest.mark.parametrize("bits", [3, 8])
 def test_both_products_of_attention_are_quantized(kind, bits):
     torch.manual_seed(0)
@@ -91,6 +107,14 @@ def test_both_products_of_attention_are_quantized(kind, bits):
     assert report.quantized_share == pytest.approx(2 * 4 * 4 * 8 / (2 * 4 * 4 * 8 + 4 * 8 * 32))
     model(x).sum().backward()
     assert all(parameter.grad is not None for parameter in model.parameters())
+
+
+def test_a_linear_function_of_another_name_is_quantized():
+    torch.manual_seed(0)
+    model, x = bitcycle.quantize_model(Renamed(), float_layers=["qkv", "*_product"]), torch.randn(3, 4, 8)
+    set_bits(model, Precision(2, 2, 2))
+    expected = Attention.forward(model, x)  # which calls the layer itself
+    torch.testing.assert_close(model(x), expected)
 
 
 def test_queries_share_keys():

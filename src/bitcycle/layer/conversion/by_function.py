@@ -100,6 +100,7 @@ def _names_in(function: FunctionType, seen: set[object]) -> set[str]:
     seen.add(function)
     found = set(_code_names(function.__code__))
     called = [function.__globals__.get(name) for name in found] + [getattr(function, "__wrapped__", None)]
+    found |= {name for name, target in _REDIRECTED_TO_PRODUCTS.items() if any(value is target for value in called)}
     for value in called:
         is_own = isinstance(value, FunctionType) and value.__module__.partition(".")[0] != "torch"
         if isinstance(value, FunctionType) and is_own and value not in seen and len(seen) < _MOST_FUNCTIONS:
@@ -108,6 +109,8 @@ def _names_in(function: FunctionType, seen: set[object]) -> set[str]:
 
 
 _MOST_FUNCTIONS = 20
+_REDIRECTED_TO_PRODUCTS = {ATTENTION: F.scaled_dot_product_attention, "linear": F.linear}
+"""Functions that may be imported under other names, by their own."""
 
 
 def _code_names(code: CodeType) -> Iterator[str]:

@@ -299,6 +299,8 @@ def test_materializing_keeps_the_bits_or_is_refused():
         plain = nn.Linear(2, 2)
     with pytest.raises(RuntimeError, match="materialize the float model"):
         bitcycle.quantize_model(plain, float_layers=[]).to_empty(device="cpu")
+    with pytest.raises(RuntimeError, match="materialize the float model"):
+        bitcycle.quantize_model(plain, float_layers=[]).load_state_dict(nn.Linear(2, 2).state_dict(), assign=True)
 
 
 UNIT = pytest.param(UniformL2(activation_levels="unit"), id="uniform_l2, unit levels")

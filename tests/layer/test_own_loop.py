@@ -479,3 +479,26 @@ def test_layers_without_a_weight_at_the_lowest_bits_are_named(bits, zero, caplog
     found = [message for message in caplog.messages if "all weights of 1 layers are zero" in message]
     assert len(found) == zero and all("half a step: 0; raise q_min" in message for message in found)
     assert torch.equal(model[0].weight, before)
+
+
+def test_a_model_converted_in_inference_mode_is_trained():
+    model = nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 2))
+    with torch.inference_mode():
+        model = bitcycle.quantize_model(model, float_layers=[])
+        model(torch.randn(2, 4))
+    control = bitcycle.PrecisionController(model, bitcycle.schedule("CR", total_steps=8))
+    control.step(0)
+    model(torch.randn(2, 4)).sum().backward()
+    assert all(parameter.grad is not None for parameter in model.parameters())
+
+
+@pytest.mark.filterwarnings("ignore:Initializing zero-element")
+@pytest.mark.parametrize("sizes", [(4, 8, 0), (4, 0, 8)], ids=str)
+def test_layers_without_elements_stay_float(sizes, caplog):
+    model = nn.Sequential(*(nn.Linear(*pair) for pair in ((4, 4), sizes[:2], sizes[1:])))
+    model = bitcycle.quantize_model(model, float_layers=[])
+    control = bitcycle.PrecisionController(model, bitcycle.schedule("CR", total_steps=8))
+    control.step(0)
+    y = model(torch.randn(2, 4))
+    y.sum().backward()
+    assert y.shape == (2, sizes[2]) and control.cost().gbitops > 0 and not caplog.text

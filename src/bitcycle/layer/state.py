@@ -11,6 +11,8 @@ from bitcycle.precision import Precision
 from bitcycle.quantizer import ROLES, encode_bits
 from bitcycle.randomness import int32_key
 
+NO_BITS = "a model converted on the meta device has no bits: materialize the float model, and convert it then"
+
 
 class HoldsTensors(nn.Module):
     """A module with small tensors that are neither parameters nor buffers.
@@ -31,9 +33,7 @@ class HoldsTensors(nn.Module):
             before, after = getattr(self, name), fn(getattr(self, name))
             if not after.is_meta:
                 if before.is_meta:
-                    raise RuntimeError(
-                        "a model converted on the meta device has no bits: materialize the float model, and convert it then"
-                    )
+                    raise RuntimeError(NO_BITS)
                 after.copy_(before)  # `to_empty` does not
             setattr(self, name, after)
         return self

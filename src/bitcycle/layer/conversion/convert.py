@@ -14,7 +14,7 @@ from torch.nn.utils.parametrize import is_parametrized
 
 from bitcycle.layer.codes import compute_codes
 from bitcycle.layer.conversion.by_function import may_redirect, redirect_functions
-from bitcycle.layer.conversion.counterpart import counterpart, is_complex
+from bitcycle.layer.conversion.counterpart import counterpart, is_complex, is_empty
 from bitcycle.layer.conversion.plan import (
     LayerRule,
     conversion_plan,
@@ -47,6 +47,7 @@ logger = logging.getLogger(__name__)
 COMPUTE = ("simulate", "codes")
 
 
+@torch.inference_mode(False)  # whose tensors could not be trained, nor their bits changed, outside of it
 def quantize_model(
     model: nn.Module,
     quantizer: str | QuantizerOptions = "sbm",
@@ -256,6 +257,7 @@ def _untouched(model: nn.Module) -> str:
         f"{'complex ' if is_complex(module) else ''}{type(module).__name__}"
         for module in model.modules()
         if isinstance(module, PRODUCT_LAYERS)
+        and not is_empty(module)
         and counterpart(module) is None
         and not hasattr(module, "precision")
         and not isinstance(module, NonDynamicallyQuantizableLinear)  # a part of nn.MultiheadAttention

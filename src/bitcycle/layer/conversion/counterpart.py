@@ -4,7 +4,7 @@ A class derived from a linear layer or a convolution has the counterpart of its 
 weights and a description, and has no other parameters. A class derived from nn.Linear may also define forward, as Falcon's does,
 if that takes no other argument and returns x W^T + b for random inputs, in training as in evaluation, and for small, usual and
 large numbers, so that limits and thresholds show. All others (noise, scaled weights, adapters) may compute something else and
-stay float, as do layers with complex weights.
+stay float, as do layers with complex weights and those without inputs or outputs.
 """
 
 import inspect
@@ -30,7 +30,7 @@ _HARMLESS = _PLAIN | {
 def counterpart(module: nn.Module) -> type[nn.Module] | None:
     """The class that replaces `module` in a converted model; None if it has none."""
     kind = type_before_parametrizations(module)
-    if is_complex(module):
+    if is_complex(module) or is_empty(module):
         return None
     if kind in CONVERSIONS:
         return CONVERSIONS[kind]
@@ -56,6 +56,11 @@ _TRIED: tuple[tuple[float, tuple[int, ...]], ...] = ((1.0, (3,)), (1.0, (2, 3)),
 def is_complex(module: nn.Module) -> bool:
     """Whether a module has complex weights, which no quantizer rounds."""
     return any(parameter.is_complex() for parameter in module.parameters(recurse=False))
+
+
+def is_empty(module: nn.Module) -> bool:
+    """Whether a module has a weight without elements, as of no outputs; a weight that waits for its first input is none."""
+    return any(type(value) is nn.Parameter and not value.numel() for value in module.parameters(recurse=False))
 
 
 _ARGUMENTS = [inspect.Parameter.POSITIONAL_OR_KEYWORD] * 2

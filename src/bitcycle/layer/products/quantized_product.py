@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from bitcycle.layer.compilation import refuse_tracing
-from bitcycle.layer.state import HoldsTensors, PrecisionState
+from bitcycle.layer.state import NO_BITS, HoldsTensors, PrecisionState
 from bitcycle.layer.twin import modules_of
 from bitcycle.quantizer import QuantizerOptions, TensorQuantizer, encode_bits, quantizer_options
 from bitcycle.quantizer.autograd import backward_only
@@ -224,7 +224,10 @@ def masked_gradient(y: Tensor, mask: Tensor) -> Tensor:
 
 
 def _forget_preparation(layer: Any, _incompatible_keys: Any) -> None:
-    """Let the quantizers adapt again, as a loaded state may hold step sizes for other bits."""
+    """Let the quantizers adapt again, as a loaded state may hold step sizes for other bits. Raises RuntimeError if the state's
+    tensors were assigned to a layer on the meta device."""
+    if layer.layer_key.is_meta and not all(parameter.is_meta for parameter in layer.parameters(recurse=False)):
+        raise RuntimeError(NO_BITS)
     layer.look_again()
 
 

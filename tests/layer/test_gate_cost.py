@@ -454,3 +454,12 @@ def test_a_gated_schedule_needs_gates(name):
         SettingError, match=rf"schedule={name}: .* without gates .*quantize_model\(model, ..., schedule="
     ):
         bitcycle.PrecisionController(model, bitcycle.schedule(name, total_steps=10, steps_per_epoch=5))
+
+
+def test_the_report_of_a_gated_network_names_its_layers():
+    """Layers within blocks were listed as float and without a counterpart, gates as not converted yet."""
+    model, _ = gated(resnet())
+    report = bitcycle.conversion_report(model, images(2))
+    reasons = {row.reason.partition(":")[0] for row in report.rows}
+    assert reasons <= {"", "float_layers", "a part of the gates"}
+    assert all(row.share for row in report.rows)

@@ -502,3 +502,23 @@ def test_layers_without_elements_stay_float(sizes, caplog):
     y = model(torch.randn(2, 4))
     y.sum().backward()
     assert y.shape == (2, sizes[2]) and control.cost().gbitops > 0 and not caplog.text
+
+
+class Adapted(nn.Module):
+    def __init__(self, base):
+        super().__init__()
+        self.base, self.adapter = base, nn.Linear(base.in_features, base.out_features)
+
+    def forward(self, x):
+        return self.base(x) + self.adapter(x)
+
+
+def test_layers_that_are_added_after_the_conversion_are_named(caplog):
+    model = nn.ModuleDict({"body": nn.Sequential(*(nn.Linear(4, 4) for _ in range(4))), "head": nn.Linear(4, 2)})
+    model["body"] = bitcycle.quantize_model(model["body"], float_layers=["last"])
+    schedule = bitcycle.schedule("CR", total_steps=8)
+    bitcycle.PrecisionController(model, schedule)
+    assert not caplog.text
+    model["body"][1], model["body"][2] = Adapted(model["body"][1]), nn.Linear(4, 4)
+    bitcycle.PrecisionController(model, schedule)
+    assert "added after the conversion stay float: body.1.adapter, body.2;" in caplog.text

@@ -13,6 +13,7 @@ from torch.utils._pytree import tree_leaves
 
 from bitcycle import distributed
 from bitcycle.hardware import Cost, CostMeter, HardwareOptions, Workload, hardware_options, trace
+from bitcycle.layer.control.report import added_layers
 from bitcycle.layer.control.resumption import check_resumed, schedule_record
 from bitcycle.layer.control.watch import (
     Call,
@@ -107,6 +108,9 @@ class PrecisionController:
         if not self.states and schedule.lowest.weight < FLOAT:
             warnings.warn("no layer of the model is quantized: call quantize_model first", stacklevel=2)
         name_zero_weights(model, schedule.lowest)
+        if added := added_layers(model):
+            names = ", ".join([*added[:3], *(["..."] if len(added) > 3 else [])])
+            logger.warning("layers added after the conversion stay float: %s; add them before quantize_model", names)
         if workload is not None:
             self._set_workload(workload)
         else:

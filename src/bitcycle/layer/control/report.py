@@ -10,9 +10,12 @@ from torch.nn.modules.linear import NonDynamicallyQuantizableLinear
 
 from bitcycle.hardware import trace
 from bitcycle.layer.conversion.plan import LayerRule, convertible_layers
+from bitcycle.layer.gates.gate import Gates
+from bitcycle.layer.gates.gated_block import GatedBlock
 from bitcycle.layer.products.quantized_product import QuantizedProduct
 
 NOT_CONVERTED = "not converted yet"
+OF_GATES = "a part of the gates"
 NOT_CALLED = "not called with this input; a function that reads its weights computes in float"
 
 
@@ -78,7 +81,7 @@ def conversion_report(model: nn.Module, *inputs: Any, **keywords: Any) -> Conver
     rules = _rules(model)
     macs, kinds = _macs(model, inputs, keywords), dict(model.named_modules())
     quantized = {name: m for name, m in kinds.items() if isinstance(m, QuantizedProduct)}
-    convertible = convertible_layers(model)
+    convertible, gates = convertible_layers(model), _inside(kinds, Gates)
     names = dict.fromkeys(
         [*rules, *(name for name in convertible if name in kinds), *quantized, *_others(model), *(macs or {})]
     )
@@ -92,7 +95,9 @@ def conversion_report(model: nn.Module, *inputs: Any, **keywords: Any) -> Conver
         unused = found is not None and macs is not None and not macs.get(name)
         bits = "float" if found is None or unused else "/".join(map(str, found.precision.precision))
         reason = "" if rule is None else rule.reason
-        if found is None and (rule is None or rule.treatment != "float"):
+        if name.startswith(gates):
+            reason = OF_GATES
+        elif found is None and (rule is None or rule.treatment != "float"):
             reason = NOT_CONVERTED if name in convertible else reason or "no quantized counterpart"
         reason = NOT_CALLED if unused else reason
         kind = rule.kind if rule is not None else type(module).__name__
@@ -101,10 +106,33 @@ def conversion_report(model: nn.Module, *inputs: Any, **keywords: Any) -> Conver
     return ConversionReport(tuple(rows), bool(quantized))
 
 
+def added_layers(model: nn.Module) -> list[str]:
+    """Layers of a converted model, or of its converted parts, that could be quantized and were not among those of the
+    conversion."""
+    kinds, rules = dict(model.named_modules()), _rules(model)
+    converted = tuple(f"{name}.".lstrip(".") for name, part in kinds.items() if "conversion_rules" in vars(part))
+    gates, known = _inside(kinds, Gates), {name for name, rule in rules.items() if rule.treatment == "float"}
+    return [
+        name
+        for name in convertible_layers(model)
+        if name in kinds and name not in known and name.startswith(converted) and not name.startswith(gates)
+    ]
+
+
+def _inside(kinds: Mapping[str, nn.Module], kind: type[nn.Module]) -> tuple[str, ...]:
+    """Prefixes of the names of what is inside modules of a kind."""
+    return tuple(f"{name}." for name, module in kinds.items() if isinstance(module, kind))
+
+
 def _rules(model: nn.Module) -> dict[str, LayerRule]:
     """The rules of the converted parts of a model, which may be wrapped, by the names of the layers in the model."""
-    parts = {name: vars(part).get("conversion_rules", ()) for name, part in model.named_modules()}
-    return {f"{part}.{rule.name}".strip("."): rule for part, rules in parts.items() for rule in rules}
+    kinds = dict(model.named_modules())
+    parts = {name: vars(part).get("conversion_rules", ()) for name, part in kinds.items()}
+    found = {f"{part}.{rule.name}".strip("."): rule for part, rules in parts.items() for rule in rules}
+    for block in _inside(kinds, GatedBlock):
+        names = [name for name in found if name.startswith(block)]
+        found |= {f"{block}block.{name.removeprefix(block)}": found.pop(name) for name in names}
+    return found
 
 
 def _macs(model: nn.Module, inputs: tuple[Any, ...], keywords: Mapping[str, Any]) -> dict[str, int] | None:

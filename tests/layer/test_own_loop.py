@@ -522,3 +522,14 @@ def test_layers_that_are_added_after_the_conversion_are_named(caplog):
     model["body"][1], model["body"][2] = Adapted(model["body"][1]), nn.Linear(4, 4)
     bitcycle.PrecisionController(model, schedule)
     assert "added after the conversion stay float: body.1.adapter, body.2;" in caplog.text
+
+
+def test_mistaken_arguments_are_refused_by_name():
+    """They ended in AttributeError, KeyError and TypeError."""
+    model, schedule = bitcycle.quantize_model(nn.Linear(4, 4), float_layers=[]), bitcycle.schedule("CR", total_steps=8)
+    with pytest.raises(SettingError, match=r"model=list: is not a torch.nn.Module.*ModuleList"):
+        bitcycle.PrecisionController([model], schedule)
+    with pytest.raises(SettingError, match=r"state=weight, bias, precision.bits.*has no cost, gates, next_step"):
+        bitcycle.PrecisionController(model, schedule).load_state_dict(model.state_dict())
+    with pytest.raises(SettingError, match=r"layer_bits=.*is not a mapping"):
+        bitcycle.quantize_model(nn.Linear(4, 4), layer_bits=[8])

@@ -78,6 +78,10 @@ class PrecisionController:
         batch_dimension: int = 0,
         rank: int | None = None,
     ) -> None:
+        network: object = model
+        if not isinstance(network, nn.Module):
+            remedy = "give the converted network, and several of them as an nn.ModuleDict or nn.ModuleList"
+            raise SettingError("model", type(model).__name__, "is not a torch.nn.Module", remedy)
         given: object = schedule
         if not isinstance(given, Schedule):
             remedy = f"give bitcycle.schedule({schedule!r}, total_steps=...)"
@@ -193,9 +197,12 @@ class PrecisionController:
         """Restore what `state_dict` returned; the model has the bits of the last step.
 
         Raises:
-            SettingError (a ValueError), changing nothing: for the state of another schedule, and for one whose last step is
-                outside of this controller's run. A warning names another length.
+            SettingError (a ValueError), changing nothing: for the state of another schedule or of anything but a controller, and
+                for one whose last step is outside of this controller's run. A warning names another length.
         """
+        if missing := {"next_step", "cost", "gates"} - set(state):
+            problem, remedy = f"has no {', '.join(sorted(missing))}", "give what state_dict of a controller returned"
+            raise SettingError("state", ", ".join(map(str, list(state)[:3])), problem, remedy)
         if "bound_schedule" in state:  # states of earlier versions lack it
             check_resumed(state["bound_schedule"], self.schedule)
         if state["next_step"] > self.schedule.length.total_steps:

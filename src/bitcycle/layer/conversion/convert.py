@@ -148,7 +148,7 @@ def _with_layers(
     if float_layers is not None:
         given["float_layers"] = list(float_layers)
     if layer_bits is not None:
-        given["layer_bits"] = dict(layer_bits)
+        given["layer_bits"] = dict(layer_bits) if isinstance(layer_bits, Mapping) else layer_bits
     return replace(options, **given)
 
 

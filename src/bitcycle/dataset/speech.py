@@ -45,14 +45,17 @@ class Recording(NamedTuple):
 
     def waveform(self, sampling_rate: int) -> Tensor:
         """The samples [S], float32 in [-1, 1], of WAV, FLAC, SPHERE and other formats that soundfile decodes. Raises DataError
-        if the recording cannot be read, is empty, or has another rate or several channels; RunError without soundfile."""
+        if the recording cannot be read, is empty, is not finite, or has another rate or several channels; RunError without
+        soundfile."""
         soundfile = require("soundfile", "speech")
         try:
             samples, rate = soundfile.read(io.BytesIO(self.read()), dtype="float32", always_2d=True)
         except OSError as error:
             raise DataError(f"cannot read {self.name}: {error}. Correct its path, or add the file.") from error
         except (RuntimeError, TypeError, ValueError) as error:
-            problem = f"cannot decode {self.name}: {error}"
+            # soundfile's message names an object instead of the file
+            reason = str(getattr(error, "error_string", error)).rstrip(".")
+            problem = f"cannot decode {self.name}: {reason}"
             raise DataError(f"{problem}. Download it again, or convert it to WAV with 16-bit PCM.") from error
         if samples.shape[1] != 1:
             raise DataError(f"{self.name} has {samples.shape[1]} channels; convert it to one")
@@ -60,7 +63,10 @@ class Recording(NamedTuple):
             raise DataError(f"{self.name} has a rate of {rate} Hz; set dataset.sampling_rate={rate}, or convert it")
         if not len(samples):
             raise DataError(f"{self.name} has no samples; remove it, or download it again")
-        return torch.from_numpy(samples[:, 0].copy())
+        waveform = torch.from_numpy(samples[:, 0].copy())
+        if not waveform.isfinite().all():
+            raise DataError(f"{self.name} has samples that are infinite or no numbers; remove it, or convert it again")
+        return waveform
 
 
 def file_recording(path: Path, transcript: str) -> Recording:

@@ -173,6 +173,25 @@ def build_task(made):
     return config.task.build(TaskSetup(config.dataset, config.data_folder, made.info, made.batch_size, 0, device))
 
 
+def test_utterances_without_enough_frames_are_counted_once(speech, caplog):
+    made = speech("quantizer=none", "model.stack=4")
+    task, model = build_task(made), made.build_model()
+    batches = task.batches(0)
+    few = {
+        name: sum(
+            -(-len(frames) // 4) < len(text) + sum(a == b for a, b in itertools.pairwise(text))
+            for frames, text in zip(split.log_mel, split.transcripts, strict=True)
+        )
+        for name, split in {"training": task.training_batches.utterances, **task.splits}.items()
+    }
+    assert any(few.values())
+    for _ in range(2):
+        task.train(model, next(batches))
+    found = [record.getMessage() for record in caplog.records if "fewer frames" in record.getMessage()]
+    assert [message.split()[0] for message in found] == [str(count) for count in few.values() if count]
+    assert all("lower model.stack" in message for message in found)
+
+
 def test_an_empty_text_has_the_error_of_guessing(speech):
     planned = speech("quantizer=none")
     task, model = build_task(planned), planned.build_model()

@@ -11,6 +11,7 @@ HLHLp does not specify its features; these are the usual ones (Young et al., The
 
 import math
 from collections.abc import Iterator, Sequence
+from itertools import pairwise
 from typing import NamedTuple
 
 import torch
@@ -113,6 +114,8 @@ class Utterances:
         self.symbols = [torch.tensor(text, dtype=torch.int64) for text in encoded]
         self.lengths = torch.tensor([len(frames) for frames in log_mel])
         self.target_lengths = torch.tensor([len(text) for text in encoded])
+        repeats = torch.tensor([sum(a == b for a, b in pairwise(text)) for text in encoded])
+        self.needed_frames = self.target_lengths + repeats  # CTC has a blank between equal symbols
 
     def __len__(self) -> int:
         return len(self.transcripts)

@@ -8,6 +8,7 @@ Source: HLHLp, section 4.3 (CER of greedy decoding). Its WER uses a finite-state
 not released; here the words, too, are decoded greedily.
 """
 
+import logging
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -21,6 +22,8 @@ from bitcycle.optional_imports import require
 from bitcycle.settings import setting
 from bitcycle.task.base import Sample, StepOutput, Task, TaskOptions, TaskSetup
 from bitcycle.task.ctc import ctc_loss, edit_distances, greedy
+
+logger = logging.getLogger(__name__)
 
 LENGTH_POOL = 16
 """Number of batches whose utterances are sorted by length to reduce padding."""
@@ -60,6 +63,7 @@ class SpeechRecognition(Task):
         self.options, self.splits = options, {"test": test, "validation": validation}
         self.training_batches = UtteranceBatches(train, setup.batch_size, LENGTH_POOL, setup.seed)
         self.evaluation = SpeechEvaluation(options, alphabet)
+        self.is_checked = False
 
     @property
     def chance(self) -> float:
@@ -68,6 +72,9 @@ class SpeechRecognition(Task):
 
     def train(self, model: nn.Module, batch: SpeechBatch) -> StepOutput:
         """Loss, and 1 - (edits / characters) of the batch's greedily decoded texts, at least 0, as accuracy."""
+        if not self.is_checked:
+            self.is_checked = True
+            self._warn_of_few_frames(model)
         logits, lengths = scores(model, batch)
         losses = ctc_loss(logits, lengths, batch.targets, batch.target_lengths)
         with torch.no_grad():
@@ -75,6 +82,14 @@ class SpeechRecognition(Task):
             edits = edit_distances(found, counts, batch.targets, batch.target_lengths).sum()
             accuracy = (1 - edits / batch.target_lengths.sum().clamp_min(1)).clamp_min(0)
         return StepOutput(losses.mean(), accuracy.float())
+
+    def _warn_of_few_frames(self, model: nn.Module) -> None:
+        """Warn of utterances that the network has too few output frames for, as with a large `model.stack`."""
+        for name, utterances in {"training": self.training_batches.utterances, **self.splits}.items():
+            frames: Tensor = model.output_lengths(utterances.lengths)  # type: ignore[operator]
+            if few := int((frames < utterances.needed_frames).sum()):
+                problem = "%d of %d %s utterances have fewer frames than their transcripts need: their loss counts as 0"
+                logger.warning(f"{problem}. Correct them, or lower model.stack", few, len(utterances), name)
 
     def measure(self, model: nn.Module, split: str) -> dict[str, float]:
         """`test_cer` and `test_wer` (not of the validation split) in percent, `test_loss`."""

@@ -132,6 +132,17 @@ def test_a_byte_order_mark_is_no_part_of_the_first_word(tmp_path):
     assert OwnText(path=".").load(tmp_path, seed=0).vocabulary == ("the", "end", "of", "line", "<eos>", "<unk>")
 
 
+@pytest.mark.parametrize("unit", ["word", "byte"])
+@pytest.mark.parametrize("split", ["train", "valid", "test"])
+def test_an_empty_file_is_named(tmp_path, split, unit):
+    (write_text(tmp_path / "text") / f"{split}.txt").write_text("")
+    with pytest.raises(DataError, match=rf"text/{split}\.txt is empty. Give it text"):
+        OwnText(path="text", unit=unit).info(tmp_path)
+
+
+LONG_BLOCKS = ["task.sequence_length=9000", "dataset.train_samples=null", "model=transformer"]
+
+
 def test_settings_that_the_text_cannot_satisfy(tmp_path):
     path = str(write_text(tmp_path / "text"))
     recurrent, info = RecurrentLanguageModelOptions, OwnText(path=path).info(tmp_path)
@@ -139,8 +150,12 @@ def test_settings_that_the_text_cannot_satisfy(tmp_path):
         (lambda: OwnText(path=path, train_samples=100_000).info(tmp_path), "has only 114 pieces of 35 tokens"),
         (lambda: OwnText(path=path, validation=0.1).info(tmp_path), "has a validation split"),
         (lambda: WikiTextSmall(name="wikitext2_bytes").info(tmp_path), "unit=word: .* use dataset=wikitext2_small"),
-        (lambda: LanguageModellingOptions().epoch(info, 4000), "too few for 4000 streams"),
+        (lambda: LanguageModellingOptions().epoch(info, 4000), "batch_size=4000: .* too few for 4000 streams"),
         (lambda: BlockLanguageModellingOptions(sequence_length=9000).epoch(info, 1), "less than one block"),
+        (
+            lambda: plan("dataset=text", f"dataset.path={path}", "task=language_modelling_blocks", *LONG_BLOCKS),
+            "task.sequence_length=9000",
+        ),
         (lambda: recurrent(name="gru", cell="gru"), "bias=both"),
         (
             lambda: plan("dataset=text", f"dataset.path={path}", "model=resnet8"),

@@ -125,6 +125,13 @@ def test_validation_holds_out_one_item_more_of_some_users(ratings):
         assert pairs.isdisjoint(zip(held.users.tolist(), held.items.tolist()))
 
 
+def test_validation_leaves_something_to_train_on(tmp_path):
+    (tmp_path / "a.csv").write_text(f"{HEADER}1,2,5,10\n1,3,5,11\n")
+    assert Ratings(path="a.csv").info(tmp_path).train_samples == 1
+    with pytest.raises(SettingError, match=r"validation=0\.5: leaves none of 1 training interactions"):
+        Ratings(path="a.csv", validation=0.5).info(tmp_path)
+
+
 def test_parts_of_the_data(ratings):
     dataset = Ratings(path="ratings.csv", train_samples=100, test_samples=8)
     splits = dataset.load(ratings, 0)

@@ -29,7 +29,7 @@ from bitcycle.dataset.sources import download
 from bitcycle.device import scalar
 from bitcycle.errors import UNREADABLE, DataError
 from bitcycle.randomness import derive, hash_bits, int32_key
-from bitcycle.settings import MISSING, setting
+from bitcycle.settings import MISSING, SettingError, setting
 from bitcycle.shapes import InteractionShape
 
 EVALUATION_NEGATIVES = 999
@@ -77,8 +77,11 @@ class InteractionOptions(DatasetOptions):
 
     def info(self, data_root: Path) -> DatasetInfo:
         full = self.full_info(data_root)
-        held_out = validation_size(full.test_samples, self.validation)
-        return self.limited(full._replace(train_samples=full.train_samples - held_out))
+        kept = full.train_samples - validation_size(full.test_samples, self.validation)
+        if kept <= 0:
+            problem = f"leaves none of {full.train_samples} training interactions"
+            raise SettingError("validation", self.validation, problem, "hold out fewer, or 0 for none")
+        return self.limited(full._replace(train_samples=kept))
 
     def load(self, data_root: Path, seed: int) -> Splits[Any]:
         """Training `Interactions` and `HeldOut` items; negatives are fixed for all runs.

@@ -314,7 +314,11 @@ class OwnText(TextDatasetOptions):
     )
 
     def size(self, data_root: Path) -> TextSize:
-        return _size(tuple((path, path.stat().st_mtime_ns) for path in self._required(data_root)), self.unit)
+        files = self._required(data_root)
+        size = _size(tuple((path, path.stat().st_mtime_ns) for path in files), self.unit)
+        if empty := next((path for path, tokens in zip(files, size) if not tokens), None):
+            raise DataError(f"{empty} is empty. Give it text, one paragraph per line.")
+        return size
 
     def read(self, data_root: Path) -> Lines:
         return [lines_of(path, OWN_TEXT) for path in self._required(data_root)]

@@ -68,7 +68,7 @@ class LanguageModellingOptions(TaskOptions):
         epoch = stream_epoch(info.train_samples, batch_size, length)
         if not epoch.samples:
             problem = f"{info.train_samples} training tokens are too few for {batch_size} streams"
-            raise SettingError("sequence_length", self.sequence_length, problem, "lower training.batch_size")
+            raise SettingError("training.batch_size", batch_size, problem, "lower it, or train on more text")
         return epoch
 
     def parts(self, samples: int, batch_size: int) -> int:

@@ -181,7 +181,7 @@ def make_plan(config: RunConfig) -> Plan:
     info = _within("dataset", config.dataset.info, config.data_folder)
     _within("model", check_kind, config.model, config.dataset.name, info.shape)
     _within("task", config.task.check, config.dataset)
-    epoch: Epoch = config.task.epoch(info, config.training.batch_size)
+    epoch: Epoch = _within("task", config.task.epoch, info, config.training.batch_size)
     total_steps = config.training.total_steps(epoch.steps)
     schedule = _bind_schedule(config, info, total_steps, epoch.steps)
     for phase in schedule.phases:

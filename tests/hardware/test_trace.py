@@ -281,6 +281,20 @@ def test_inference_mode_changes_nothing():
         assert trace(model, image(B, 4)) == expected
 
 
+class WholeLinear(nn.Linear):
+    """Reaches the dispatcher as one operation, as every linear layer does on a device with an operator for it (Metal)."""
+
+    def forward(self, x):
+        with torch.inference_mode():
+            return super().forward(x)
+
+
+def test_a_linear_layer_that_is_not_taken_apart_is_counted():
+    whole, parts = (trace(kind(6, 5), torch.ones(2, 3, 6)).operations[0] for kind in (WholeLinear, nn.Linear))
+    assert (whole.kind, whole.macs, whole.product) == ("linear", 2 * 3 * 6 * 5, parts.product)
+    assert (whole.input_elements, whole.output_elements) == (parts.input_elements, parts.output_elements)
+
+
 def test_tracing_leaves_everything_as_it_was():
     model = nn.Sequential(nn.LSTM(4, 4), Function(lambda out: F.dropout(out[0], 0.5)), nn.BatchNorm1d(3)).train()
     state = {name: value.clone() for name, value in model.state_dict().items()}

@@ -58,6 +58,14 @@ def _matrix_product(x: Tensor, y: Tensor, output: Tensor, depends: Depends) -> P
     return Product(kind, ProductShape(m, n, k), groups, m, x, y, output)
 
 
+def _linear(args: Any, output: Tensor, depends: Depends) -> Product:
+    """x [..., k] times W [n, k] as one operation, as on devices that have an own operator for linear layers (Metal)."""
+    x, weight = args[:2]
+    rows, outputs = math.prod(x.shape[:-1]), math.prod(weight.shape[:-1])
+    kind = "matmul" if depends(x) and depends(weight) else "linear"
+    return Product(kind, ProductShape(rows, outputs, x.shape[-1]), 1, rows, x, weight, output)
+
+
 def _sparse_product(x: Tensor, y: Tensor, output: Tensor) -> Product:
     """A sum over the edges of a graph: each stored element of the adjacency matrix multiplies one row of features."""
     adjacency, features = (y, x) if x.layout == torch.strided else (x, y)
@@ -105,6 +113,7 @@ PRODUCTS: dict[Any, Callable[[Any, Any, Depends], Product | None]] = {
     aten.convolution: _convolution,
     **dict.fromkeys((aten.mm, aten.bmm, aten.mv, aten.dot, aten.vdot), _of_operands(0)),
     **dict.fromkeys(_ADDED, _of_operands(1)),
+    aten.linear: _linear,
     aten._trilinear: _bilinear,
     **dict.fromkeys((*_ADDED_BY_INDEX, aten.index_add_, aten.scatter_add_, aten.scatter_reduce_), _scattered_sum),
     **dict.fromkeys((aten.embedding, aten._embedding_bag, aten._embedding_bag_forward_only), _lookup),

@@ -15,7 +15,7 @@ aten = torch.ops.aten
 ARITHMETIC = re.compile(
     r"_?linalg_(?!check_errors|vector_norm|cross|vander)|cholesky|triangular_solve|geqrf|orgqr|ormqr"
     r"|_cdist|_euclidean_dist|_pdist|_fft_|conv_tbc|_int_mm|_scaled_|_grouped_mm|_weight_int"
-    r"|.*(flash|efficient)_attention|_transformer_encoder_layer|_native_multi_head_attention|.*rnn"
+    r"|.*(flash|efficient)_attention|_transformer_encoder_layer|_native_multi_head_attention|.*rnn|_lstm_mps"
 )
 """ATen operations, other than products, whose work grows faster than the size of their operands."""
 

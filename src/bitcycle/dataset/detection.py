@@ -16,8 +16,9 @@ Pascal VOC 2012 (Everingham et al. 2015), and a small proxy in the same layout; 
     VOCdevkit/VOC2012/JPEGImages/NAME.jpg
 
 VOC's boxes count pixels from 1 and include both ends; here they start at 0 and end after the last pixel: x1 - 1, y1 -
-1, x2, y2. Training uses `train` (5,717 images) and testing `val` (5,823 images), consistent with the released code of
-Better Schedules (1,430 batches of 4); annotations of the official test set are not public.
+1, x2, y2. Objects marked as difficult count like all others, as the files of the released code cannot mark them; VOC's own
+evaluation ignores them. Training uses `train` (5,717 images) and testing `val` (5,823 images), consistent with the released
+code of Better Schedules (1,430 batches of 4); annotations of the official test set are not public.
 """
 
 import functools

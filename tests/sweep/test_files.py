@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from functools import cache
 from pathlib import Path
 
 import pytest
 
 from bitcycle.configuration import GROUPS, SCALES, RunConfig, read_config
+from bitcycle.errors import DataError
 from bitcycle.files import read_csv
 from bitcycle.sweep.grid import Overrides
 from bitcycle.sweep.registry import Sweep, read_sweep
@@ -141,6 +143,22 @@ def test_runs_can_be_planned_at_smoke_scale():
     configurations = [configuration(sweep(item).expand("smoke")[-1], "smoke") for item in FILES]
     for config in {(config.model.name, config.dataset.name): config for config in configurations}.values():
         assert make_plan(config).total_steps <= 200
+
+
+@pytest.mark.parametrize("every", [False, pytest.param(True, marks=pytest.mark.slow)])
+def test_runs_can_be_planned_at_paper_scale(every, tmp_path):
+    """One run with each network and dataset, or every run; without weights, and without data, of which only the lists of
+    recordings that a user makes must be there."""
+    runs = [run for item in FILES for run in sweep(item).expand("paper")]
+    kinds = {(run.get("model"), run.get("dataset")): run for run in runs}.values()
+    missing = []
+    configs = [configuration(run, "paper") for run in (runs if every else kinds)]
+    for config in {id(config): config for config in configs}.values():
+        try:
+            make_plan(replace(config, data_root=str(tmp_path)))
+        except DataError as error:
+            missing.append(str(error))
+    assert missing and all("set dataset.train_manifest" in words for words in missing)
 
 
 @pytest.mark.parametrize("item", FILES)

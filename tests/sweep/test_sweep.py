@@ -9,7 +9,7 @@ from omegaconf import OmegaConf
 
 from bitcycle.settings import SettingError
 from bitcycle.sweep.composition import Composer
-from bitcycle.sweep.execution import count_states, report, sweep_table, worst
+from bitcycle.sweep.execution import count_states, plans_of, report, sweep_table, worst
 from bitcycle.sweep.grid import command_line, expand, substitute
 from bitcycle.sweep.registry import Sweep, index_runs, read_sweep
 from tests.conftest import COMPOSER, hydra_config
@@ -241,6 +241,22 @@ def test_the_table_shows_what_sets_runs_apart_and_what_they_cost(tmp_path):
         "of static",
     ]
     assert next(iter(table.columns[5].cells)) == "1.000"
+
+
+def test_a_run_that_cannot_be_planned_keeps_no_other_from_the_table(tmp_path):
+    """Without the lists of its recordings, one run ended the dry run of hlhlp/table1, without a table."""
+    lists = {
+        "dataset": "speech_manifest",
+        "model": "speech_lstm",
+        "task": "speech_recognition",
+        "quantizer": "uniform_l2",
+    }
+    wrong = {"schedule": "CR", "schedule.cycles": "32"}
+    found = stock([{"data_root": str(tmp_path), **settings} for settings in (lists, wrong, {})], tmp_path)
+    plans = plans_of(found)
+    assert [plan.code for plan in plans.values()] == [3, 2, 0]
+    costs = list(sweep_table(found, "", plans).columns[-2].cells)
+    assert "speech/train.csv" in str(costs[0]) and "use at most 4 cycles" in str(costs[1]) and float(str(costs[2])) > 0
 
 
 def test_the_worst_exit_code_is_reported():

@@ -3,13 +3,21 @@
 import json
 import sys
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from typing import NamedTuple
 
 from rich.console import Console
 from rich.progress import track
 from rich.table import Table
 
-from bitcycle.errors import EXIT_DATA_MISSING, EXIT_DONE, EXIT_FAILED, EXIT_INTERRUPTED, EXIT_WRONG_CONFIGURATION
+from bitcycle.errors import (
+    EXIT_DATA_MISSING,
+    EXIT_DONE,
+    EXIT_FAILED,
+    EXIT_INTERRUPTED,
+    EXIT_WRONG_CONFIGURATION,
+    DataError,
+)
 from bitcycle.settings import SettingError
 from bitcycle.sweep.registry import STATES, SweepRun
 from bitcycle.training.display import console
@@ -40,12 +48,24 @@ def worst(codes: Sequence[int]) -> int:
     return max(known, key=SEVERITY.index, default=EXIT_DONE)
 
 
-def report(runs: Sequence[SweepRun], title: str, dry_run: str, waits: bool = False) -> list[SweepRun]:
+class Planned(NamedTuple):
+    """What a dry run tells of a run: number of steps, cost or why it cannot be planned, and cost relative to static precision, as
+    text; and the exit code of the failure to plan it."""
+
+    steps: str
+    cost: str
+    relative: str = ""
+    code: int = EXIT_DONE
+
+
+def report(
+    runs: Sequence[SweepRun], title: str, dry_run: str, waits: bool = False, plans: Mapping[str, Planned] | None = None
+) -> list[SweepRun]:
     """Print the states of a sweep's runs and return the runs to launch or to wait for.
 
     Runs that are done, invalid or waiting for another run's weights are omitted, as are those in progress outside a job queue,
     unless the launcher `waits` for them. If `dry_run` is true or json, all runs are also printed to standard output, as a table
-    with state and cost or as JSON.
+    with state and cost (`plans`, from `plans_of`, if they are made already) or as JSON.
     """
     states = [(run, run.state) for run in runs]
     title = (f"{title}: " if title else "") + count_states([state for _, state in states])
@@ -53,7 +73,7 @@ def report(runs: Sequence[SweepRun], title: str, dry_run: str, waits: bool = Fal
         facts = [(run.overrides, state, run.path, run.reason or None) for run, state in states]
         print(json.dumps([dict(zip(("overrides", "state", "run_dir", "problem"), each)) for each in facts]))
     elif dry_run == "true":
-        console(200).print(sweep_table(runs, title))
+        console(200).print(sweep_table(runs, title, plans))
     print(title, file=sys.stderr)
     words = {"wrong": "wrong configuration", "waiting": "waiting for another run"}
     for run, state in states:
@@ -81,29 +101,40 @@ def count_states(states: Sequence[str]) -> str:
     return f"{number}: " + ", ".join(f"{counts[s]} {s}" for s in STATES if counts[s]) if states else "no runs"
 
 
-def sweep_table(runs: Sequence[SweepRun], title: str) -> Table:
-    """One row for each run: the settings that vary within the sweep, state, number of steps, and cost."""
+def plans_of(runs: Sequence[SweepRun]) -> dict[str, Planned]:
+    """The plan of each distinct run, by its settings without the seed."""
+    plans: dict[str, Planned] = {}
+    for run in track(runs, "planning", console=Console(stderr=True), transient=True):
+        key = _settings_of(run)
+        plans[key] = plans.get(key) or _planned(run)
+    return plans
+
+
+def sweep_table(runs: Sequence[SweepRun], title: str, plans: Mapping[str, Planned] | None = None) -> Table:
+    """One row for each run: the settings that vary within the sweep, state, number of steps, and cost, or why it has none."""
+    plans = plans_of(runs) if plans is None else plans
     keys = dict.fromkeys(key for run in runs for key in run.overrides)
     shown = [key for key in keys if len({run.overrides.get(key) for run in runs}) > 1]
     table = Table("#", *shown, "state", "steps", "GBitOps", "of static", title=title)
-    plans: dict[str, tuple[str, str, str]] = {}
-    for number, run in enumerate(track(runs, "planning", console=Console(stderr=True), transient=True), 1):
-        key = str({name: value for name, value in run.overrides.items() if name != "seed"})
-        if key not in plans:
-            plans[key] = _planned(run)
-        table.add_row(str(number), *(run.overrides.get(name, "") for name in shown), run.state, *plans[key])
+    for number, run in enumerate(runs, 1):
+        plan = plans[_settings_of(run)]
+        settings = (run.overrides.get(name, "") for name in shown)
+        table.add_row(str(number), *settings, run.state, plan.steps, plan.cost, plan.relative)
     return table
 
 
-def _planned(run: SweepRun) -> tuple[str, str, str]:
-    """Number of steps, cost, and cost relative to static precision, as text."""
+def _settings_of(run: SweepRun) -> str:
+    return str({name: value for name, value in run.overrides.items() if name != "seed"})
+
+
+def _planned(run: SweepRun) -> Planned:
     if run.config is None:
-        return "", run.problem, ""
+        return Planned("", run.problem)
     try:
         plan = make_plan(run.config)
-    except SettingError as error:
-        return "", str(error), ""
+    except (SettingError, DataError) as error:
+        return Planned("", str(error), code=error.exit_code)
     if (cost := plan.cost()) is None:
         least, most = plan.cost_bounds()
-        return str(plan.total_steps), f"{least.gbitops:.3g} to {most.gbitops:.3g}", "adaptive"
-    return str(plan.total_steps), f"{cost.gbitops:.4g}", f"{cost.relative_to_static:.3f}"
+        return Planned(str(plan.total_steps), f"{least.gbitops:.3g} to {most.gbitops:.3g}", "adaptive")
+    return Planned(str(plan.total_steps), f"{cost.gbitops:.4g}", f"{cost.relative_to_static:.3f}")

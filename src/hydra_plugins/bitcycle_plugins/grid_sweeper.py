@@ -91,7 +91,7 @@ class GridSweeper(Sweeper):
         """Launch the missing runs, then those that waited for weights that these trained; returns the exit codes and the
         runs that have a folder, and records these in the manifest of `item`."""
         from bitcycle.door import reproduction
-        from bitcycle.sweep.execution import report
+        from bitcycle.sweep.execution import plans_of, report
         from bitcycle.sweep.registry import index_runs, mark
         from bitcycle.training.run_folder import RunFolder
 
@@ -103,7 +103,9 @@ class GridSweeper(Sweeper):
             if isinstance(self.runner, RunLauncher):
                 unfinished = [run.folder.path for run in runs if run.path and run.state != "done"]
                 runs = mark(runs, {str(path) for path in self.runner.queued(unfinished)}, "queued")
-            missing = report(runs, title, dry_run, getattr(self.runner, "waits_for_others", False))
+            plans = plans_of(runs) if dry_run == "true" else {}
+            missing = report(runs, title, dry_run, getattr(self.runner, "waits_for_others", False), plans)
+            codes += [plan.code for plan in plans.values()]
             located += (ready := [run for run in runs if run.path is not None])
             if item and (manifest := reproduction("manifest")) is not None:
                 hashes = [run.key[1] for run in ready]

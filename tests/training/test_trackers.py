@@ -9,7 +9,8 @@ from pathlib import Path
 import pytest
 
 from bitcycle.files import read_records
-from bitcycle.training.metrics_log import TensorBoardTracker, WandbTracker
+from bitcycle.sweep.grid import as_text
+from bitcycle.training.metrics_log import TensorBoardTracker, WandbTracker, wandb_id
 from bitcycle.training.run import execute
 from tests.conftest import configure, digits_plan
 
@@ -107,6 +108,17 @@ def test_wandb_run_has_id_name_group_tags_and_project(wandb_run):
     assert run.run_id == f"{digits_plan(plan.folder.path, 'schedule=RTH').hash}-seed3-smoke"
     assert (run.display_name, run.run_group) == ("resnet8-RTH-seed3", "cpt/table2")
     assert (run.project, set(run.tags)) == ("mine", {"cpt", "smoke", "sbm", "night"})
+
+
+def test_a_preliminary_run_is_another_one_than_a_direct_one_at_wandb(tmp_path):
+    """Both have the same settings, and thus the same hash: one overwrote the other."""
+    auto = [digits_plan(tmp_path, f"schedule={name}", "schedule.q_min=auto").preliminary for name in ("CR", "RR")]
+    own = vars(auto[0].config.schedule).items()
+    options = [f"schedule.{name}={as_text(value)}" for name, value in own if name != "name"]
+    direct = digits_plan(tmp_path, "schedule=range_test", *options)
+    assert {plan.hash for plan in auto} == {direct.hash}
+    assert len({wandb_id(plan) for plan in (*auto, direct)}) == 3
+    assert wandb_id(auto[0]) == f"{auto[0].folder.path.parent.parent.name[-10:]}-seed0-smoke-range_test"
 
 
 def test_wandb_history_has_the_bits_and_cost_of_every_step(wandb_run):

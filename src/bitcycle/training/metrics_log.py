@@ -54,6 +54,15 @@ class JsonLines:
         self.stream.close()
 
 
+def wandb_id(plan: Plan) -> str:
+    """The id of a run at Weights & Biases; of a preliminary run, that of the run that it belongs to, and its own name: it is not
+    the run that has the same settings."""
+    folder, seed_and_scale = plan.folder.path, f"seed{plan.config.seed}-{plan.config.scale}"
+    if folder.name.startswith("seed="):
+        return f"{plan.hash}-{seed_and_scale}"
+    return f"{folder.parent.parent.name.rpartition('-')[2]}-{seed_and_scale}-{folder.name}"
+
+
 class WandbTracker:
     """Weights & Biases; if the group is a sweep's PAPER/ITEM, PAPER is also a tag. Raises RunError if wandb is not installed."""
 
@@ -63,7 +72,7 @@ class WandbTracker:
         self.run = require("wandb", "wandb").init(
             project=options.wandb_project,
             dir=str(plan.folder.path),
-            id=f"{plan.hash}-seed{config.seed}-{config.scale}",  # the same when the run is resumed
+            id=wandb_id(plan),  # the same when the run is resumed
             name=f"{config.model.name}-{config.schedule.name}-seed{config.seed}",
             group=options.group or None,
             tags=list(dict.fromkeys([*paper, config.scale, config.quantizer.name, *options.tags])),

@@ -70,6 +70,7 @@ WRONG = {
         "logging.objective=validation: this run has no validation data",
         "dataset.validation=0.1",
     ),
+    "logging.objective=[]": ("logging.objective=[]: names no value", "logging.objective=[final]"),
     "-m +sweeps=cpt/table6,cpt/table8": ("+sweeps=cpt/table6,cpt/table8: is several sweeps", "a command for each"),
     "~training.steps": ("~training.steps: a setting cannot be removed", "write training.steps=null"),
     "training.steps=${oc.env:NOPE}": (

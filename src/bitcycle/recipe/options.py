@@ -165,3 +165,7 @@ class LoggingOptions(Settings):
     tensorboard: bool = setting(False, "write TensorBoard event files into the run folder")
     picture: bool = setting(False, "plot precision, accuracy and loss over steps to picture.png in the run folder")
     progress: bool = setting(True, "show a progress bar if the output is a terminal")
+
+    def validate(self) -> None:
+        if not self.objective:
+            raise SettingError("objective", [], "names no value", "name one, as logging.objective=[final]")

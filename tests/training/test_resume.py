@@ -132,7 +132,7 @@ def test_resume_in_another_mode_of_compilation(digits, monkeypatch, tmp_path):
     assert_equal(result(plans["true"].folder), result(plans["false"].folder))
 
 
-def test_all_costs_of_a_resumed_run_are_those_of_its_last_cost_model(digits, monkeypatch):
+def test_all_costs_of_a_resumed_run_are_those_of_its_last_cost_model(digits, monkeypatch, caplog):
     """The best evaluation lies before the crash: its cost was that of the other cost model, without an energy to print."""
     accuracies = iter([50.0, 40.0])
     monkeypatch.setattr(Classification, "evaluate", lambda self, model: {"test_accuracy": next(accuracies)})
@@ -142,6 +142,7 @@ def test_all_costs_of_a_resumed_run_are_those_of_its_last_cost_model(digits, mon
             execute(digits())
     plan = digits("hardware=bitfusion")
     cost = execute(plan)["cost"]
+    assert "another cost model (hardware.name): costs of evaluations up to step 40 in metrics.jsonl" in caplog.text
     assert cost["to_best"]["energy_j"] == pytest.approx(cost["total"]["energy_j"] / 2)
     assert summary_report(plan.folder.read_summary(), plan.schedule.reference)
 

@@ -182,6 +182,7 @@ def _write_beginning(trainer: Trainer) -> None:
         logger.warning(message, data.name, environment["remark"])
     if trainer.step:
         _warn_of_other_machine(read_object(folder.environment), environment)
+        _warn_of_other_costs(trainer)
         logger.info("resuming after step %d of %d: %s", trainer.step, plan.total_steps, folder.path)
     else:
         logger.info("new run of %d steps: %s", plan.total_steps, folder.path)
@@ -229,6 +230,21 @@ def _warn_of_other_machine(before: dict[str, Any], now: dict[str, Any]) -> None:
                 "resumed with %s=%s instead of %s: sums may differ in rounding%s",
                 *(what, now[what], before[what], advice),
             )
+
+
+def _warn_of_other_costs(trainer: Trainer) -> None:
+    """Warn if a resumed run counts its cost otherwise than before: records that are written are not counted again."""
+    try:
+        before = trainer.folder.read_settings()["hardware"]
+    except (OSError, RunError, KeyError):
+        return
+    now = asdict(trainer.plan.config.hardware)
+    if other := [name for name in now if before.get(name, now[name]) != now[name]]:
+        logger.warning(
+            "resumed with another cost model (hardware.%s): costs of evaluations up to step %d in metrics.jsonl, and in curves, "
+            "are those of the former; summary.json counts all with the new one",
+            *(other[0], trainer.step),
+        )
 
 
 def _selection(best: Best, choose: Callable[[list[float]], float]) -> dict[str, float]:

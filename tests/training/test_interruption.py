@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import shutil
@@ -15,6 +16,7 @@ from pathlib import Path
 import pytest
 import torch
 
+from bitcycle import files
 from bitcycle.errors import RunError
 from bitcycle.files import read_json, read_records
 from bitcycle.reproduction.analysis.collect import collect, summary_row
@@ -253,6 +255,18 @@ def test_a_finished_run_is_counted_as_asked(digits, copied_digits):
     assert recorded.read_summary() == summary  # energies are kept
     assert summary_row(recorded)["energy_j"] == str(summary["cost"]["total"]["energy_j"])
     assert summary_row(recorded)["hardware"] == "bitfusion"
+
+
+def test_a_finished_run_is_counted_as_asked_where_nothing_can_be_written(digits, copied_digits, monkeypatch):
+    before = copied_digits("schedule=CR").folder.read_summary()
+
+    def refuse(path, content):
+        raise OSError(errno.EROFS, "Read-only file system")
+
+    monkeypatch.setattr(files, "write_atomically", refuse)
+    planned = digits("schedule=CR", "hardware=bitfusion")
+    assert execute(planned)["cost"]["total"] == planned.cost().summary()
+    assert planned.folder.read_summary() == before
 
 
 def test_a_batch_of_one_sample_is_said_in_words(tmp_path):

@@ -13,10 +13,12 @@ from unittest.mock import Mock
 import pytest
 import torch
 
+from bitcycle import files
 from bitcycle.errors import RunError
 from bitcycle.files import read_json, read_records, try_lock
 from bitcycle.quantizer import compiler_works
 from bitcycle.task.classification import Classification
+from bitcycle.training import run
 from bitcycle.training.checkpoint import CheckpointFolder
 from bitcycle.training.loop import Trainer
 from bitcycle.training.report import summary_report
@@ -324,6 +326,25 @@ def test_a_full_disk_keeps_the_previous_checkpoint(digits, monkeypatch, tmp_path
     assert folder.checkpoint.load()["step"] == 16
     execute(plans[1])
     assert_equal(result(folder), result(plans[0].folder))
+
+
+@pytest.mark.parametrize("name", ["config", "status", "summary"])
+def test_a_disk_that_is_full_for_a_small_file_is_no_bug(name, digits, monkeypatch):
+    """It was called one, with a traceback."""
+    plan = digits("training.steps=8")
+    write = files.write_atomically
+
+    def fill(path, content):
+        if path == getattr(plan.folder, name):
+            raise OSError(errno.ENOSPC, "No space left on device")
+        write(path, content)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(files, "write_atomically", fill)
+        patch.setattr(run, "write_atomically", fill)
+        with pytest.raises(RunError, match=r"cannot write to .*No space left.* run the same command again"):
+            execute(plan)
+    assert execute(plan)["total_steps"] == 8
 
 
 def test_checkpoints_load_without_pickled_code(finished_digits):

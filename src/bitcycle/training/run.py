@@ -1,5 +1,6 @@
 """Execution of one run from plan to summary: skipped if finished, resumed if interrupted, otherwise started."""
 
+import errno
 import logging
 import os
 import time
@@ -55,11 +56,19 @@ def execute(plan: Plan) -> dict[str, Any]:
             logger.warning("interrupted: %s; run the same command again to resume", stop)
             raise
         except Exception as error:
-            meaning = explained(error)
+            meaning = explained(_explain_disk(error, plan))
             _record_failure(plan, meaning)
             if meaning is error:
                 raise
             raise meaning from error
+
+
+def _explain_disk(error: Exception, plan: Plan) -> Exception:
+    """The error itself, or an explanation if the disk of the run folder takes no more."""
+    if not isinstance(error, OSError) or error.errno not in (errno.ENOSPC, errno.EDQUOT, errno.EROFS):
+        return error
+    remedy = "Free space on that disk and run the same command again; it resumes from the last checkpoint"
+    return RunError(f"cannot write to {plan.folder.path}: {error.strerror}. {remedy}.")
 
 
 def _is_done(plan: Plan) -> bool:
@@ -90,7 +99,8 @@ def _finished(plan: Plan) -> dict[str, Any]:
 def recounted(plan: Plan) -> dict[str, Any]:
     """The summary of a finished run, with costs recomputed for the hardware settings of this configuration.
 
-    The first recomputation that estimates an energy is recorded if it counts the same bit operations.
+    The first recomputation that estimates an energy is recorded if it counts the same bit operations, and if the folder can be
+    written.
     """
     summary = plan.folder.read_summary()
     if summary["counting"] == plan.counting():
@@ -104,7 +114,10 @@ def recounted(plan: Plan) -> dict[str, Any]:
     summary["counting"] = plan.counting()
     total = summary["cost"]["total"]
     if recorded["energy_j"] is None and total["energy_j"] is not None and total["gbitops"] == recorded["gbitops"]:
-        plan.folder.write(plan.folder.summary, summary)
+        try:
+            plan.folder.write(plan.folder.summary, summary)
+        except OSError as error:
+            logger.info("the energy is not kept in %s: %s", plan.folder.summary, error)
     return summary
 
 

@@ -244,7 +244,7 @@ def test_the_table_shows_what_sets_runs_apart_and_what_they_cost(tmp_path):
 
 
 def test_a_run_that_cannot_be_planned_keeps_no_other_from_the_table(tmp_path):
-    """Without the lists of its recordings, one run ended the dry run of hlhlp/table1, without a table."""
+    """Without the lists of its recordings, one run ended the dry run of a whole sweep, such as hlhlp/table5, without a table."""
     lists = {
         "dataset": "speech_manifest",
         "model": "speech_lstm",

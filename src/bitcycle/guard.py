@@ -4,6 +4,7 @@ import logging
 import re
 import sys
 import traceback
+from argparse import Namespace
 from collections.abc import Callable
 from pathlib import Path
 
@@ -141,3 +142,11 @@ def _plugin_of(error: BaseException) -> str | None:
 def _complain(kind: str, message: object, code: int) -> int:
     print(f"{kind}: {message}", file=sys.stderr)
     return code
+
+
+def check_counts(given: Namespace, *names: str) -> None:
+    """Refuse numbers below 1 of options, such as jobs for --jobs; None is a default. Raises SettingError."""
+    for name in names:
+        number = getattr(given, name)
+        if number is not None and number < 1:
+            raise SettingError("--" + name.replace("_", "-"), number, "is too small", "use 1 or more")

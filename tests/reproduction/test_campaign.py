@@ -16,6 +16,7 @@ from bitcycle.errors import EXIT_DONE, EXIT_FAILED, EXIT_INTERRUPTED, RunError
 from bitcycle.files import write_json
 from bitcycle.model import build_seeded
 from bitcycle.reproduction import campaign as campaign_module
+from bitcycle.reproduction import gpu_day, reproduce
 from bitcycle.reproduction.campaign import Campaign, Part, Summaries, only_campaign, read_plan, run, train
 from bitcycle.settings import SettingError
 from bitcycle.sweep.forkserver import PRIORITY_VARIABLE
@@ -85,6 +86,14 @@ def test_a_plan_is_read_and_a_wrong_one_refused(tmp_path):
 def test_a_campaign_without_jobs_is_refused(tmp_path):
     with pytest.raises(SettingError, match=r"--jobs=0: is too small\. Remedy: use 1 or more"):
         run(Namespace(jobs=0, threads=1), tmp_path)
+
+
+@pytest.mark.parametrize("command", [reproduce, gpu_day])
+def test_a_reproduction_without_workers_is_refused(command, tmp_path):
+    """0 was the default without a word, and -2 one worker."""
+    given = Namespace(workers=-2, runs_per_gpu=1, scale="smoke", hours=1.0, dry_run=True)
+    with pytest.raises(SettingError, match=r"--workers=-2: is too small\. Remedy: use 1 or more"):
+        command.run(given, tmp_path)
 
 
 @pytest.mark.parametrize(("given", "users", "expected"), [(2, "5", "2"), (None, "5", "5"), (None, None, "1")])

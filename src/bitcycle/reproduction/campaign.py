@@ -35,7 +35,7 @@ from bitcycle.configuration import SCALES
 from bitcycle.door import parser_of
 from bitcycle.errors import EXIT_DONE, EXIT_INTERRUPTED, EXIT_WRONG_CONFIGURATION, RunError
 from bitcycle.files import RUNS, read_csv, resource_root, try_lock
-from bitcycle.guard import guarded
+from bitcycle.guard import check_counts, guarded
 from bitcycle.reproduction.analysis.claims import read_claims
 from bitcycle.reproduction.analysis.collect import SUMMARY, collect_folders, identity
 from bitcycle.reproduction.analysis.frozen import check_frozen, read_families
@@ -315,9 +315,7 @@ def main() -> int:
 
 def run(given: Namespace, root: Path) -> int:
     """Read the plan, then print its table or train its runs."""
-    for name, number in {"--jobs": given.jobs, "--threads": given.threads}.items():
-        if number is not None and number < 1:
-            raise SettingError(name, number, "is too small", "use 1 or more")
+    check_counts(given, "jobs", "threads")
     if given.summary.is_dir():
         raise SettingError("--summary", given.summary, "is a folder", f"name a file, such as {SUMMARY}")
     for folder in (root / PUBLISHED, *(root / BOARDS).glob("*")):

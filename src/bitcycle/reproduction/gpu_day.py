@@ -11,6 +11,7 @@ import os
 import subprocess
 import sys
 import time
+from argparse import Namespace
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -26,7 +27,7 @@ from bitcycle.doctor.duration import RunTime, measure_kinds
 from bitcycle.door import parser_of
 from bitcycle.errors import EXIT_DONE, EXIT_INTERRUPTED, RunError
 from bitcycle.files import RUNS, read_object, resource_root, write_bytes, write_json
-from bitcycle.guard import guarded
+from bitcycle.guard import check_counts, guarded
 from bitcycle.reproduction.analysis.claims import UNTRAINED, Claim, read_claims
 from bitcycle.reproduction.analysis.items import PUBLISHED, Item, read_items
 from bitcycle.reproduction.figure.page import Entry
@@ -181,8 +182,13 @@ def main() -> int:
     parser.add_argument("--workers", type=int, help="number of parallel runs; default: one per core or GPU")
     parser.add_argument("--dry-run", action="store_true", help="time runs of each kind and show the plan with hours")
     given = parser.parse_args()
-    pool = LocalPool(given.workers or useful_workers())
-    return guarded(lambda: gpu_day(resource_root(), given.scale, given.hours, pool, given.dry_run))
+    return guarded(lambda: run(given, resource_root()))
+
+
+def run(given: Namespace, root: Path) -> int:
+    """Spend the hours that are given with the number of parallel runs that is given."""
+    check_counts(given, "workers")
+    return gpu_day(root, given.scale, given.hours, LocalPool(given.workers or useful_workers()), given.dry_run)
 
 
 if __name__ == "__main__":

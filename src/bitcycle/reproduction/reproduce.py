@@ -5,6 +5,7 @@ After an interruption, the same command resumes. The output is in results/reprod
 """
 
 import sys
+from argparse import Namespace
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 
@@ -14,7 +15,7 @@ from bitcycle.configuration import SCALES
 from bitcycle.door import parser_of
 from bitcycle.errors import EXIT_DONE, EXIT_FAILED, EXIT_INTERRUPTED
 from bitcycle.files import RUNS, resource_root
-from bitcycle.guard import guarded
+from bitcycle.guard import check_counts, guarded
 from bitcycle.reproduction.analysis.collect import collect
 from bitcycle.reproduction.campaign import Campaign, Part, only_campaign, train
 from bitcycle.reproduction.figure.make import make_all
@@ -88,8 +89,13 @@ def main() -> int:
     parser.add_argument("--workers", type=int, help="number of parallel runs; default: one per core or GPU")
     parser.add_argument("--runs-per-gpu", type=int, default=1, help="number of runs that share a GPU")
     given = parser.parse_args()
-    pool = LocalPool(given.workers or useful_workers(given.runs_per_gpu))
-    return guarded(lambda: reproduce(resource_root(), given.scale, pool))
+    return guarded(lambda: run(given, resource_root()))
+
+
+def run(given: Namespace, root: Path) -> int:
+    """Reproduce at the scale and with the number of parallel runs that are given."""
+    check_counts(given, "workers", "runs_per_gpu")
+    return reproduce(root, given.scale, LocalPool(given.workers or useful_workers(given.runs_per_gpu)))
 
 
 if __name__ == "__main__":

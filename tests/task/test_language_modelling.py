@@ -108,7 +108,7 @@ def test_a_process_without_evaluated_blocks_joins_the_sum_of_the_others(text, mo
 @pytest.mark.parametrize("kind", ["language_modelling", "language_modelling_blocks"])
 def test_a_text_too_short_to_be_evaluated_is_refused(text, tmp_path, kind):
     planned = text(f"task={kind}")
-    (tmp_path / "text" / "valid.txt").write_text("")
+    (tmp_path / "text" / "valid.txt").write_text("\n")
     with pytest.raises(SettingError, match=r"task.evaluation_batch_size=.*the validation text is too short"):
         task_of(planned)
 

@@ -105,6 +105,14 @@ class JobFailed(Exception):
         self.code = code
 
 
+def check_counts(given: Namespace, *names: str) -> None:
+    """Refuse numbers below 1 of options, such as jobs for --jobs; None is a default. Raises SettingError."""
+    for name in names:
+        number = getattr(given, name)
+        if number is not None and number < 1:
+            raise SettingError("--" + name.replace("_", "-"), number, "is too small", "use 1 or more")
+
+
 def guarded(action: Callable[[], object]) -> int:
     """Run an action and return its exit code; known errors are printed as one line, unknown ones with a traceback."""
     try:
@@ -142,11 +150,3 @@ def _plugin_of(error: BaseException) -> str | None:
 def _complain(kind: str, message: object, code: int) -> int:
     print(f"{kind}: {message}", file=sys.stderr)
     return code
-
-
-def check_counts(given: Namespace, *names: str) -> None:
-    """Refuse numbers below 1 of options, such as jobs for --jobs; None is a default. Raises SettingError."""
-    for name in names:
-        number = getattr(given, name)
-        if number is not None and number < 1:
-            raise SettingError("--" + name.replace("_", "-"), number, "is too small", "use 1 or more")

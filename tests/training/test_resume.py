@@ -347,6 +347,20 @@ def test_a_disk_that_is_full_for_a_small_file_is_no_bug(name, digits, monkeypatc
     assert execute(plan)["total_steps"] == 8
 
 
+def test_a_folder_that_became_read_only_is_named(digits, monkeypatch):
+    """Its remedy was to free space, and its name that of the run folder, also for a file elsewhere."""
+    plan = digits("training.steps=8")
+
+    def refuse(path, content):
+        raise OSError(errno.EROFS, "Read-only file system", "/elsewhere/cache")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(files, "write_atomically", refuse)
+        patch.setattr(run, "write_atomically", refuse)
+        with pytest.raises(RunError, match=r"cannot write to /elsewhere/cache: .*Make it writable, and run"):
+            execute(plan)
+
+
 def test_checkpoints_load_without_pickled_code(finished_digits):
     plan = finished_digits()
     state = torch.load(plan.folder.checkpoint.last, weights_only=True)

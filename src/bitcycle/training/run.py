@@ -64,11 +64,13 @@ def execute(plan: Plan) -> dict[str, Any]:
 
 
 def _explain_disk(error: Exception, plan: Plan) -> Exception:
-    """The error itself, or an explanation if the disk of the run folder takes no more."""
+    """The error itself, or an explanation if a disk takes no more: that of the run folder, or of the file that it names."""
     if not isinstance(error, OSError) or error.errno not in (errno.ENOSPC, errno.EDQUOT, errno.EROFS):
         return error
-    remedy = "Free space on that disk and run the same command again; it resumes from the last checkpoint"
-    return RunError(f"cannot write to {plan.folder.path}: {error.strerror}. {remedy}.")
+    place = plan.folder.path if error.filename is None else error.filename
+    remedy = "Make it writable" if error.errno == errno.EROFS else "Free space on that disk"
+    again = "run the same command again; it resumes from the last checkpoint"
+    return RunError(f"cannot write to {place}: {error.strerror}. {remedy}, and {again}.")
 
 
 def _is_done(plan: Plan) -> bool:

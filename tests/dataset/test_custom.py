@@ -127,6 +127,34 @@ def test_parquet_labels_that_are_refused(tmp_path, columns, words):
         parquet_options(tmp_path).load(tmp_path, seed=0)
 
 
+@pytest.mark.parametrize("empty", ["train", "test"])
+def test_a_parquet_split_without_rows_is_named(tmp_path, empty):
+    """The library answered that a batch size must be greater than 0."""
+    for split in ("train", "test"):
+        write(tmp_path / f"{split}-0.parquet", label=[] if split == empty else [0, 1, 1])
+    with pytest.raises(DataError, match=f"{empty}-0.parquet has no rows. Remove it"):
+        parquet_options(tmp_path).load(tmp_path, seed=0)
+
+
+def test_images_that_are_not_square_need_a_size(tmp_path):
+    """It was an error of missing data, though a setting is missing."""
+    for name in ("cat", "dog"):
+        (tmp_path / name).mkdir()
+        for index in range(2):
+            Image.new("L", (12, 8)).save(tmp_path / name / f"{index}.png")
+    with pytest.raises(SettingError, match=r"image_size=null: .*12 x 8 pixels.* Remedy: .*dataset.image_size=8"):
+        folder_options(tmp_path).info(tmp_path)
+    assert folder_options(tmp_path, image_size=8).load(tmp_path, seed=0).train.pixels.shape[1:3] == (8, 8)
+
+
+def test_training_images_of_one_class_are_named(tmp_path, caplog):
+    write_folders(tmp_path, {"cat": 4, "dog": 4})
+    folder_options(tmp_path).load(tmp_path, seed=0)
+    assert not caplog.text
+    folder_options(tmp_path, train_samples=1).load(tmp_path, seed=0)
+    assert "all 1 training images belong to class" in caplog.text
+
+
 @pytest.mark.parametrize(
     ("labels", "words"), [([1, 2, 1], "class 0; .* of 3 classes, which are numbered from 0"), ([0, 1, 1], "")]
 )

@@ -12,6 +12,7 @@ from bitcycle.sweep.composition import Composer
 from bitcycle.sweep.execution import count_states, plans_of, report, sweep_table, worst
 from bitcycle.sweep.grid import command_line, expand, substitute
 from bitcycle.sweep.registry import Sweep, index_runs, read_sweep
+from bitcycle.training.plan import make_plan
 from tests.conftest import COMPOSER, hydra_config
 from tests.sweep_cases import stock
 
@@ -217,6 +218,19 @@ def test_a_report_names_wrong_runs_and_is_json_if_asked(tmp_path, capsys):
     assert good["state"] == "missing" and good["run_dir"] == str(found[0].folder.path) and good["problem"] is None
     assert wrong["state"] == "wrong" and "cycles" in wrong["problem"]
     assert "a title: 2 runs" in err and "wrong configuration: schedule.cycles=3" in err
+
+
+def test_json_of_a_sweep_has_what_its_table_has(tmp_path, capsys):
+    """It planned nothing: neither steps nor costs, and settings that do not fit each other were no problem."""
+    runs = [{"schedule.cycles": "2"}, {"schedule": "dfq", "model": "resnet8"}, {"schedule.cycles": "32"}]
+    found = stock([{"schedule": "CR", **run} for run in runs], tmp_path)
+    report(found, "", "json")
+    cyclic, adaptive, wrong = json.loads(capsys.readouterr().out)
+    plan = make_plan(found[0].config)
+    assert (cyclic["total_steps"], cyclic["cost"]) == (plan.total_steps, plan.cost().summary())
+    least, most = (adaptive["cost_bounds"][name]["gbitops"] for name in ("least", "most"))
+    assert adaptive["cost"] is None and 0 < least < most
+    assert "use at most 4 cycles" in wrong["problem"] and wrong["cost"] is wrong["total_steps"] is None
 
 
 def test_a_report_says_what_runs_wait_for(tmp_path, capsys):

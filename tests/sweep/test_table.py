@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+from bitcycle.errors import DataError
 from bitcycle.files import resource_root
 from bitcycle.reproduction.analysis.items import PUBLISHED, read_items
 from bitcycle.reproduction.figure.table import show_sweep, sweep_tables
@@ -82,6 +83,21 @@ def test_costs_are_those_that_the_command_asks_for(asked, digits, copied_digits)
     as_recorded = SweepRun({}, str(second.folder.path), config=first.config)
     [(_, summary)] = finished_runs([as_recorded])
     assert summary["cost"]["total"]["gbitops"] == first.cost().gbitops
+
+
+def test_a_run_whose_data_have_moved_keeps_its_row_without_a_cost(copied_digits, caplog, monkeypatch):
+    """With another cost model, the table at the end of a sweep was lost to the error."""
+    run = copied_digits("schedule=CR", "seed=0")
+    monkeypatch.setattr("bitcycle.sweep.table.make_plan", moved)
+    asked = SweepRun({}, str(run.folder.path), config=configure("hardware=bitfusion"))
+    [(folder, _)] = found = finished_runs([asked])
+    assert "no cost by this cost model: the data have moved" in caplog.text
+    table = cells(table_of(finished_settings(found)))
+    assert folder.path == run.folder.path and "GBitOps" not in table and table["n"] == ["1"]
+
+
+def moved(config):
+    raise DataError("the data have moved")
 
 
 @pytest.mark.parametrize(

@@ -22,7 +22,7 @@ import torch
 from torch import Tensor
 
 from bitcycle import distributed
-from bitcycle.dataset.base import DatasetInfo, DatasetOptions, Splits, fixed_order, permutation, validation_size
+from bitcycle.dataset.base import DatasetInfo, DatasetOptions, Splits, fixed_order, logger, permutation, validation_size
 from bitcycle.dataset.epoch import Epoch
 from bitcycle.dataset.images import Images, IndexBatch
 from bitcycle.device import scalar, to_device
@@ -76,6 +76,8 @@ class ImageDatasetOptions(DatasetOptions):
         drawn = 0 if self.draw == "once" else derive(seed, "subset")
         train = first_images(take_part(whole.train, self.part, classes, True), self.train_samples, drawn).decoded()
         test = first_images(take_part(whole.test, self.part, classes, False), self.test_samples).decoded()
+        if len(present := train.labels.unique()) == 1 and classes > 1:
+            logger.warning("all %d training images belong to class %d: nothing can be learned", len(train), present[0])
         count = validation_size(len(train), self.validation)
         if count == 0:
             return Splits(train, test)

@@ -62,7 +62,9 @@ class CustomImages(ImageDatasetOptions, DecodingOptions):
         size = self.image_size or first.size[0]
         if self.image_size is None and first.size[0] != first.size[1]:
             origin = train.encoded[0].origin
-            raise DataError(f"{origin} is {first.size[0]}x{first.size[1]} pixels; set dataset.image_size")
+            problem = f"{origin} has {first.size[0]} x {first.size[1]} pixels, and images must be square"
+            remedy = f"set the size to scale and crop all images to, for instance dataset.image_size={min(first.size)}"
+            raise SettingError("image_size", None, problem, remedy)
         if len(train.class_names) < 2:
             raise DataError(f"dataset.path={self.path} has a single class ({train.class_names[0]}); add another")
         channels = self.channels or (1 if first.mode in GREY_MODES else 3)

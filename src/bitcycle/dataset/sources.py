@@ -139,7 +139,7 @@ def load_hub(
         where = where / subset
     try:
         if isinstance(where, Path) and has_parquet(where):
-            _check_class_names(where, datasets)
+            _check_files(where, datasets)
             found: dict[str, Any] = datasets.load_dataset("parquet", data_dir=str(where))
         else:
             with _offline_without_network(datasets):
@@ -172,13 +172,17 @@ def _offline_without_network(datasets: Any) -> Iterator[None]:
         datasets.config.HF_HUB_OFFLINE, constants.HF_HUB_OFFLINE = before
 
 
-def _check_class_names(folder: Path, datasets: Any) -> None:
-    """Reject files with different class numbers, as `datasets` applies those of the first file to all."""
+def _check_files(folder: Path, datasets: Any) -> None:
+    """Reject files without rows, which `datasets` cannot read, and with different class numbers, as it applies those of the first
+    file to all."""
     import pyarrow.parquet as parquet
 
     names: dict[str, list[str]] = {}
     for file in sorted(folder.rglob("*.parquet")):
-        for column, feature in datasets.Features.from_arrow_schema(parquet.read_schema(file)).items():
+        metadata = parquet.read_metadata(file)
+        if not metadata.num_rows:
+            raise DataError(f"{file} has no rows. Remove it, or export it again.")
+        for column, feature in datasets.Features.from_arrow_schema(metadata.schema.to_arrow_schema()).items():
             found = getattr(feature, "names", None)
             if found and names.setdefault(column, found) != found:
                 problem = f"{file} has other class numbers in {column} ({', '.join(found[:5])} ...)"

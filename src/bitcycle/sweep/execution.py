@@ -4,7 +4,7 @@ import json
 import sys
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from rich.console import Console
 from rich.progress import track
@@ -18,6 +18,7 @@ from bitcycle.errors import (
     EXIT_WRONG_CONFIGURATION,
     DataError,
 )
+from bitcycle.hardware.base import Cost
 from bitcycle.settings import SettingError
 from bitcycle.sweep.registry import STATES, SweepRun
 from bitcycle.training.display import console
@@ -49,13 +50,29 @@ def worst(codes: Sequence[int]) -> int:
 
 
 class Planned(NamedTuple):
-    """What a dry run tells of a run: number of steps, cost or why it cannot be planned, and cost relative to static precision, as
-    text; and the exit code of the failure to plan it."""
+    """What a dry run tells of a run: number of steps, and the least and most cost, which only differ if the precision depends on
+    the training; or why it cannot be planned, with the exit code of this failure."""
 
-    steps: str
-    cost: str
-    relative: str = ""
+    steps: int | None = None
+    least: Cost | None = None
+    most: Cost | None = None
+    problem: str = ""
     code: int = EXIT_DONE
+
+    def cells(self) -> tuple[str, str, str]:
+        """Steps, GBitOps and their ratio to static precision, as text; the problem in place of the cost."""
+        if self.least is None or self.most is None:
+            return "", self.problem, ""
+        least, most = self.least, self.most
+        if least is not most:
+            return str(self.steps), f"{least.gbitops:.3g} to {most.gbitops:.3g}", "adaptive"
+        return str(self.steps), f"{least.gbitops:.4g}", f"{least.relative_to_static:.3f}"
+
+    def facts(self) -> dict[str, Any]:
+        """The same as plain values, as in `dry_run=json` of a single run."""
+        bounds = {"least": self.least and self.least.summary(), "most": self.most and self.most.summary()}
+        cost = bounds["least"] if self.least is self.most else None
+        return {"total_steps": self.steps, "cost": cost, "cost_bounds": bounds}
 
 
 def report(
@@ -65,13 +82,13 @@ def report(
 
     Runs that are done, invalid or waiting for another run's weights are omitted, as are those in progress outside a job queue,
     unless the launcher `waits` for them. If `dry_run` is true or json, all runs are also printed to standard output, as a table
-    with state and cost (`plans`, from `plans_of`, if they are made already) or as JSON.
+    with state and cost (`plans`, from `plans_of`, if they are made already) or as JSON, which has the same.
     """
     states = [(run, run.state) for run in runs]
     title = (f"{title}: " if title else "") + count_states([state for _, state in states])
     if dry_run == "json":
-        facts = [(run.overrides, state, run.path, run.reason or None) for run, state in states]
-        print(json.dumps([dict(zip(("overrides", "state", "run_dir", "problem"), each)) for each in facts]))
+        plans = plans_of(runs) if plans is None else plans
+        print(json.dumps([_facts(run, state, plans[_settings_of(run)]) for run, state in states]))
     elif dry_run == "true":
         console(200).print(sweep_table(runs, title, plans))
     print(title, file=sys.stderr)
@@ -119,8 +136,14 @@ def sweep_table(runs: Sequence[SweepRun], title: str, plans: Mapping[str, Planne
     for number, run in enumerate(runs, 1):
         plan = plans[_settings_of(run)]
         settings = (run.overrides.get(name, "") for name in shown)
-        table.add_row(str(number), *settings, run.state, plan.steps, plan.cost, plan.relative)
+        steps, *cost = plan.cells()
+        table.add_row(str(number), *settings, run.state, steps, *cost)
     return table
+
+
+def _facts(run: SweepRun, state: str, plan: Planned) -> dict[str, Any]:
+    problem = run.reason or plan.problem or None
+    return {"overrides": run.overrides, "state": state, "run_dir": run.path, "problem": problem, **plan.facts()}
 
 
 def _settings_of(run: SweepRun) -> str:
@@ -129,12 +152,10 @@ def _settings_of(run: SweepRun) -> str:
 
 def _planned(run: SweepRun) -> Planned:
     if run.config is None:
-        return Planned("", run.problem)
+        return Planned(problem=run.problem)
     try:
         plan = make_plan(run.config)
     except (SettingError, DataError) as error:
-        return Planned("", str(error), code=error.exit_code)
-    if (cost := plan.cost()) is None:
-        least, most = plan.cost_bounds()
-        return Planned(str(plan.total_steps), f"{least.gbitops:.3g} to {most.gbitops:.3g}", "adaptive")
-    return Planned(str(plan.total_steps), f"{cost.gbitops:.4g}", f"{cost.relative_to_static:.3f}")
+        return Planned(problem=str(error), code=error.exit_code)
+    cost = plan.cost()
+    return Planned(plan.total_steps, *(plan.cost_bounds() if cost is None else (cost, cost)))

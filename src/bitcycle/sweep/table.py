@@ -1,5 +1,6 @@
 """The table at the end of a sweep: one row for each setting, with the mean over its seeds and the cost."""
 
+import logging
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
@@ -10,11 +11,14 @@ from rich.console import Console
 from rich.progress import track
 from rich.table import Table
 
+from bitcycle.errors import DataError
 from bitcycle.sweep.registry import SweepRun
 from bitcycle.training.display import console
 from bitcycle.training.plan import Plan, make_plan
 from bitcycle.training.run import recounted
 from bitcycle.training.run_folder import RunFolder
+
+logger = logging.getLogger(__name__)
 
 COSTS = {
     "gbitops": "GBitOps",
@@ -41,15 +45,19 @@ class FinishedSetting(NamedTuple):
 
 def finished_runs(runs: Iterable[SweepRun]) -> list[Finished]:
     """The finished runs among these. Costs are those of the settings of `runs`: counted again where others were recorded, as they
-    are no part of a run's name."""
+    are no part of a run's name; runs whose costs cannot be counted again, as their data have moved, have none."""
     done = [run for run in runs if run.path and run.state == "done" and run.folder.config.exists()]
     plans: dict[str, Plan] = {}  # by hash: one for all seeds
     found: list[Finished] = []
     for run in track(done, "counting", console=Console(stderr=True), transient=True):
         summary, name = run.folder.read_summary(), run.key[1]
         if run.config is not None and not run.config.hardware.is_recorded(summary["counting"]):
-            plans[name] = plans.get(name) or make_plan(run.config)
-            summary = recounted(replace(plans[name], folder=run.folder))
+            try:
+                plans[name] = plans.get(name) or make_plan(run.config)
+                summary = recounted(replace(plans[name], folder=run.folder))
+            except DataError as error:
+                logger.warning("%s: no cost by this cost model: %s", run.path, error)
+                summary["cost"]["total"] = dict.fromkeys(summary["cost"]["total"])
         found.append((run.folder, summary))
     return found
 

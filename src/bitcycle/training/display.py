@@ -47,10 +47,21 @@ def be_quiet() -> None:
         handler.setLevel(logging.ERROR)
 
 
+class LogFile(logging.FileHandler):
+    """A log file that names the first error of writing it, such as a full disk, in one line; the console has all messages."""
+
+    has_failed = False
+
+    def handleError(self, record: logging.LogRecord) -> None:  # noqa: N802 (the name in `logging`)
+        if not self.has_failed:
+            self.has_failed = True
+            print(f"{self.baseFilename} lacks messages: {sys.exc_info()[1]}", file=sys.stderr)
+
+
 @contextmanager
 def log_to_file(path: Path) -> Iterator[None]:
     """Also write the package's log to a file."""
-    handler = logging.FileHandler(path)
+    handler = LogFile(path)
     handler.setFormatter(PLAIN)
     logger.setLevel(logging.DEBUG)
     logger.addHandler(handler)

@@ -103,7 +103,7 @@ class GridSweeper(Sweeper):
             if isinstance(self.runner, RunLauncher):
                 unfinished = [run.folder.path for run in runs if run.path and run.state != "done"]
                 runs = mark(runs, {str(path) for path in self.runner.queued(unfinished)}, "queued")
-            plans = plans_of(runs) if dry_run == "true" else {}
+            plans = plans_of(runs) if dry_run != "false" else {}
             missing = report(runs, title, dry_run, getattr(self.runner, "waits_for_others", False), plans)
             codes += [plan.code for plan in plans.values()]
             located += (ready := [run for run in runs if run.path is not None])

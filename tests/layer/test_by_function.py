@@ -1,6 +1,7 @@
 """Attention and linear products that a network computes by functions."""
 
 import copy
+import functools
 import pickle
 
 import pytest
@@ -60,6 +61,55 @@ class Renamed(nn.Module):
         return project(y.transpose(1, 2).flatten(2), self.out.weight, self.out.bias)
 
 
+class Processor:
+    """Attention of an object that is no module, as in diffusers."""
+
+    def __call__(self, q, k, v, mask):
+        return F.scaled_dot_product_attention(q, k, v, attn_mask=mask)
+
+
+def a_closure():
+    return lambda q, k, v, mask: attend(q, k, v, attn_mask=mask)
+
+
+def a_closure_of(function):
+    def closure(q, k, v, mask, inner=None):
+        return (inner or function)(q, k, v, mask)
+
+    return closure
+
+
+HELD = {
+    "function": attend,
+    "partial": functools.partial(attend, dropout_p=0.0),
+    "closure": a_closure(),
+    "closure of a function": a_closure_of(attend),
+    "closure of a partial": a_closure_of(functools.partial(attend, is_causal=False)),
+    "processor": Processor(),
+    "method": Processor().__call__,
+}
+
+
+class Holding(nn.Module):
+    """Its attention is computed by what it holds."""
+
+    def __init__(self, held=None, width=8, heads=2):
+        super().__init__()
+        self.heads, self.qkv, self.out = heads, nn.Linear(width, 3 * width), nn.Linear(width, width)
+        if held is not None:
+            self.compute = HELD[held]
+
+    def forward(self, x, mask=None):
+        q, k, v = (part.unflatten(2, (self.heads, -1)).transpose(1, 2) for part in self.qkv(x).chunk(3, 2))
+        return self.out(self.compute(q, k, v, mask).transpose(1, 2).flatten(2))
+
+
+class Static(Holding):
+    """Its attention is a static method."""
+
+    compute = staticmethod(attend)
+
+
 def set_bits(model, bits):
     for state in {module for module in model.modules() if isinstance(module, bitcycle.layer.PrecisionState)}:
         state.set(bits)
@@ -92,7 +142,10 @@ def rows(x, bits):
     return ((x - low) / scale).round() * scale + low
 
 
-@pytest.mark.parametrize("kind", [Attention, Helped, Renamed])
+@pytest.mark.parametrize(
+    "kind",
+    [Attention, Helped, Renamed, Static, *(pytest.param(functools.partial(Holding, held), id=held) for held in HELD)],
+)
 @pytest.mark.parametrize("bits", [3, 8])
 def test_both_products_of_attention_are_quantized(kind, bits):
     torch.manual_seed(0)

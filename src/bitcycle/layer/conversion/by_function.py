@@ -3,7 +3,7 @@
     P = softmax(s q k^T + mask),  y = P v           both products as quantized `MatrixProduct`
     F.linear(x, layer.weight, bias)                 as the quantized layer computes it, with the given bias
 
-Classes whose methods, or functions called by these, name scaled_dot_product_attention get the modules `score_product` and
+Modules whose methods, or callables held or called by these, name scaled_dot_product_attention get the modules `score_product` and
 `value_product`. A converted module of such a class, or of one that reads the weight of a layer it contains, becomes an instance
 of a subclass of its own class, which redirects these functions in its methods. Its own parameters stay float.
 
@@ -14,9 +14,10 @@ cannot, and their checkpointing is refused.
 import inspect
 import sys
 from collections.abc import Callable, Iterator
-from functools import cache, wraps
+from contextlib import suppress
+from functools import cache, partial, wraps
 from itertools import takewhile
-from types import CodeType, FrameType, FunctionType
+from types import CodeType, FrameType, FunctionType, MethodType
 from typing import Any
 
 import torch
@@ -41,14 +42,14 @@ def added_products(model: nn.Module) -> dict[str, nn.Module]:
     """Products to add to modules that call scaled_dot_product_attention, by their future names."""
     found: dict[str, nn.Module] = {}
     for name, module in model.named_modules():
-        if not hasattr(module, ATTENTION_PRODUCTS[0]) and ATTENTION in _names(type(module)):  # type: ignore[arg-type]
+        if not hasattr(module, ATTENTION_PRODUCTS[0]) and ATTENTION in _names(module):
             found |= {f"{name}.{product}".lstrip("."): MatrixProduct() for product in ATTENTION_PRODUCTS}
     return found
 
 
 def may_redirect(module: nn.Module) -> bool:
-    """Whether the class of `module` names functions that a conversion redirects."""
-    names: frozenset[str] = _names(type(module))  # type: ignore[arg-type]
+    """Whether `module` names functions that a conversion redirects."""
+    names = _names(module)
     return ATTENTION in names or names >= _READING
 
 
@@ -65,14 +66,12 @@ def redirect_functions(model: nn.Module) -> None:
 
 
 def _reads(module: nn.Module) -> bool:
-    """Whether the class of a module may read the weight of a converted layer that it contains."""
-    names: frozenset[str] = _names(type(module))  # type: ignore[arg-type]
-    return names >= _READING and bool(_linear_layers(module))
+    """Whether a module may read the weight of a converted layer that it contains."""
+    return _names(module) >= _READING and bool(_linear_layers(module))
 
 
 def _names_attention(module: nn.Module) -> bool:
-    names: frozenset[str] = _names(type(module))  # type: ignore[arg-type]
-    return ATTENTION in names
+    return ATTENTION in _names(module)
 
 
 def _attends(module: nn.Module) -> bool:
@@ -84,11 +83,17 @@ def _linear_layers(module: nn.Module) -> list[QuantizedLinear]:
     return [child for child in module.children() if isinstance(child, QuantizedLinear)]
 
 
+def _names(module: nn.Module) -> frozenset[str]:
+    """The names that the methods of a module, the callables that it holds, and the functions that these call refer to."""
+    names: frozenset[str] = _class_names(type(module))  # type: ignore[arg-type]
+    return names.union(*(_names_of(value, set()) for value in vars(module).values() if callable(value)))
+
+
 @cache
-def _names(kind: type[nn.Module]) -> frozenset[str]:
-    """The names that the methods of a class, and the functions that they call, refer to; empty for PyTorch's own classes."""
-    own = (value for base in _own_bases(kind) for value in vars(base).values() if isinstance(value, FunctionType))
-    return frozenset(name for function in own for name in _names_in(function, set()))
+def _class_names(kind: type[nn.Module]) -> frozenset[str]:
+    """Those of the methods of a class; empty for PyTorch's own classes."""
+    own = (value for base in _own_bases(kind) for value in vars(base).values())
+    return frozenset(name for method in own for name in _names_of(method, set()))
 
 
 def _own_bases(kind: type[nn.Module]) -> Iterator[type]:
@@ -96,16 +101,41 @@ def _own_bases(kind: type[nn.Module]) -> Iterator[type]:
     return takewhile(lambda base: base.__module__.partition(".")[0] not in _NOT_OWN, kind.__mro__)
 
 
-def _names_in(function: FunctionType, seen: set[object]) -> set[str]:
+def _names_of(value: object, seen: set[FunctionType]) -> set[str]:
+    """The names to which a callable and the functions that it calls refer: a function, a method, a `partial`, or an object with
+    `__call__` such as the processor of an attention module. Modules and classes have none, as their own methods are searched."""
+    while isinstance(value, (partial, staticmethod, classmethod, MethodType)):
+        value = value.func if isinstance(value, partial) else value.__func__
+    if found := {name for name, target in _REDIRECTED_TO_PRODUCTS.items() if value is target}:
+        return found
+    if isinstance(value, (type, nn.Module)):
+        return set()
+    function = value if isinstance(value, FunctionType) else getattr(type(value), "__call__", None)  # noqa: B004
+    if (
+        not isinstance(function, FunctionType)
+        or _is_torchs(function)
+        or function in seen
+        or len(seen) >= _MOST_FUNCTIONS
+    ):
+        return set()
     seen.add(function)
-    found = set(_code_names(function.__code__))
-    called = [function.__globals__.get(name) for name in found] + [getattr(function, "__wrapped__", None)]
-    found |= {name for name, target in _REDIRECTED_TO_PRODUCTS.items() if any(value is target for value in called)}
-    for value in called:
-        is_own = isinstance(value, FunctionType) and value.__module__.partition(".")[0] != "torch"
-        if isinstance(value, FunctionType) and is_own and value not in seen and len(seen) < _MOST_FUNCTIONS:
-            found |= _names_in(value, seen)
-    return found
+    names = set(_code_names(function.__code__))
+    return names.union(*(_names_of(called, seen) for called in _called(function, names)))
+
+
+def _is_torchs(function: FunctionType) -> bool:
+    return str(function.__module__).partition(".")[0] == "torch"
+
+
+def _called(function: FunctionType, names: set[str]) -> Iterator[object]:
+    """What a function may call: globals, variables of the functions around it, defaults, and the function that it wraps."""
+    yield from (function.__globals__.get(name) for name in names)
+    for cell in function.__closure__ or ():
+        with suppress(ValueError):  # an empty cell
+            yield cell.cell_contents
+    yield from function.__defaults__ or ()
+    yield from (function.__kwdefaults__ or {}).values()
+    yield getattr(function, "__wrapped__", None)
 
 
 _MOST_FUNCTIONS = 20

@@ -9,6 +9,7 @@ import sys
 import threading
 import time
 from contextlib import ExitStack
+from multiprocessing import forkserver
 from pathlib import Path
 
 import pytest
@@ -132,6 +133,38 @@ time.sleep(60)
     assert pool.stopped_by == signal.SIGINT
     assert len(list(tmp_path.iterdir())) == 2  # the third was not begun
     assert {number: signal.getsignal(number) for number in handlers} == handlers
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="runs are forked on Linux only")
+def test_a_signal_to_every_process_of_a_job_is_no_failure(tmp_path, script):
+    """As from SLURM, or systemd: it ended the fork server too, and all runs counted as failed while they saved checkpoints."""
+    code = f"""
+import os, pathlib, signal, sys, time
+def stop(*_):
+    time.sleep(1)
+    sys.exit(75)
+signal.signal(signal.SIGTERM, stop)
+(pathlib.Path({str(tmp_path)!r}) / str(os.getpid())).touch()
+time.sleep(60)
+"""
+
+    def interrupt():
+        deadline = time.monotonic() + 120
+        while len(list(tmp_path.iterdir())) < 2 and time.monotonic() < deadline:
+            time.sleep(0.05)
+        os.kill(forkserver._forkserver._forkserver_pid, signal.SIGTERM)
+        os.kill(os.getpid(), signal.SIGTERM)
+
+    threading.Thread(target=interrupt).start()
+    assert LocalPool(2, method="forkserver").run([script(code)] * 2) == [EXIT_INTERRUPTED] * 2
+
+
+def test_a_run_that_is_just_forked_gets_its_signals(script, tmp_path):
+    """The fork server blocks them."""
+    run = start(script("import time; time.sleep(60)"), tmp_path / "output", {}, "forkserver")
+    os.kill(run.pid, signal.SIGTERM)
+    run.join(60)
+    assert run.exitcode == -signal.SIGTERM
 
 
 def test_when_a_sweep_is_killed_its_runs_save_a_checkpoint_and_stop(script, tmp_path):

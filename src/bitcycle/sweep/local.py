@@ -15,7 +15,7 @@ from typing import TypeVar
 import torch
 
 from bitcycle.errors import EXIT_FAILED, EXIT_INTERRUPTED
-from bitcycle.signals import record_signals
+from bitcycle.signals import STOP_SIGNALS, record_signals
 from bitcycle.sweep.forkserver import restore, start
 from bitcycle.sweep.progress import SweepProgress, tell
 from bitcycle.threads import allowed_cores, share_of
@@ -122,7 +122,7 @@ class LocalPool:
                         output.unlink()
                         if code == EXIT_FAILED and put_back(key):
                             continue
-                        if signals and code == -signal.SIGTERM:  # killed before it had installed its signal handler
+                        if signals and -code in STOP_SIGNALS:  # killed before it had installed its signal handler
                             code = EXIT_INTERRUPTED
                         settings = " ".join(argument for argument in command if "=" in argument)
                         tell(settings, code, lines)

@@ -16,6 +16,7 @@ from bitcycle.threads import (
     CHOSEN,
     POLICY,
     SCHEDULERS,
+    SHARE,
     THREADS,
     WAITING,
     allowed_cores,
@@ -32,7 +33,7 @@ LIMITS = {"busy": 2.6, "at_once": 3.5}
 """Largest times of a step relative to one alone: beside as many busy processes as cores a fair share is 2, of three runs 3."""
 LEAST_SPINNING = 0.95
 """Smallest time of a step alone with OpenMP's own waiting, relative to one with that of commands: what these may lose."""
-VARIABLES = (THREADS, CHOSEN, POLICY, *WAITING, *SCHEDULERS)
+VARIABLES = (THREADS, CHOSEN, SHARE, POLICY, *WAITING, *SCHEDULERS)
 REPORT = "import json, os; print(json.dumps(dict(os.environ)))"
 
 
@@ -72,7 +73,7 @@ def test_a_value_of_the_user_wins(variable, monkeypatch):
     monkeypatch.setenv("SLURM_CPUS_PER_TASK", "2")
     choose_threads()
     assert os.environ[variable] == "7"
-    assert share_of(2) == ({} if variable == THREADS else {THREADS: "1"})
+    assert share_of(2) == ({} if variable == THREADS else {THREADS: "1", SHARE: "1"})
 
 
 def test_a_waiting_policy_of_the_user_wins(monkeypatch):
@@ -86,15 +87,15 @@ def test_never_more_threads_than_a_scheduler_allows(variable, monkeypatch):
     monkeypatch.setenv(variable, "3")
     choose_threads()
     assert os.environ[THREADS] == "3"
-    assert share_of(2) == {THREADS: "1"}, "several runs share what the scheduler allows"
+    assert share_of(2) == {THREADS: "1", SHARE: "1"}, "several runs share what the scheduler allows"
 
 
 def test_without_a_limit_the_number_is_left_to_pytorch():
     choose_threads()
     assert THREADS not in os.environ, "it counts physical cores"
     assert share_of(1) == {}
-    assert share_of(3) == {THREADS: "2"}
-    assert share_of(20) == {THREADS: "1"}
+    assert share_of(3) == {THREADS: "2", SHARE: "2"}
+    assert share_of(20) == {THREADS: "1", SHARE: "1"}
 
 
 def test_a_number_that_another_command_chose_is_chosen_anew(monkeypatch):
@@ -104,7 +105,7 @@ def test_a_number_that_another_command_chose_is_chosen_anew(monkeypatch):
     assert os.environ[THREADS] == "2" and users_threads() is None
     monkeypatch.setenv("SLURM_CPUS_PER_TASK", "4")
     choose_threads()
-    assert os.environ[THREADS] == "4" and share_of(2) == {THREADS: "2"}
+    assert os.environ[THREADS] == "4" and share_of(2) == {THREADS: "2", SHARE: "2"}
     monkeypatch.delenv("SLURM_CPUS_PER_TASK")
     choose_threads()
     assert THREADS not in os.environ and CHOSEN not in os.environ

@@ -35,6 +35,8 @@ SCHEDULERS = ("SLURM_CPUS_PER_TASK", "PBS_NUM_PPN", "NSLOTS", "LSB_DJOB_NUMPROC"
 
 CHOSEN = "BITCYCLE_CHOSEN_THREADS"
 """Variable with the number of threads that a command chose; other values of `OMP_NUM_THREADS` are the user's."""
+SHARE = "BITCYCLE_SHARE_OF_THREADS"
+"""Variable with the number of threads that a sweep gives each of its runs."""
 
 
 def choose_threads() -> None:
@@ -68,7 +70,12 @@ def share_of(runs: int) -> dict[str, str]:
     chosen a number of threads."""
     if runs < 2 or users_threads() is not None:
         return {}
-    return {THREADS: str(fair_share(runs))}
+    return dict.fromkeys((THREADS, SHARE), str(fair_share(runs)))
+
+
+def has_share() -> bool:
+    """Whether the value of `OMP_NUM_THREADS` is the share that a sweep has given to this run."""
+    return SHARE in os.environ and os.environ[SHARE] == os.environ.get(THREADS)
 
 
 def fair_share(runs: int) -> int:

@@ -21,6 +21,7 @@ from bitcycle.errors import RunError
 from bitcycle.files import read_json, read_records
 from bitcycle.reproduction.analysis.collect import collect, summary_row
 from bitcycle.signals import StopSignal
+from bitcycle.threads import share_of
 from bitcycle.training.loop import Trainer
 from bitcycle.training.plan import Plan
 from bitcycle.training.report import status_table
@@ -206,6 +207,31 @@ def test_a_resumed_run_keeps_its_number_of_threads(interrupted, four_threads, mo
     assert torch.get_num_threads() == 2
     log = planned.folder.log.read_text()
     assert "2 of 4 threads, as before" in log and "resumed with threads=" not in log
+
+
+@pytest.mark.parametrize("before", [1, 3])
+def test_a_resumed_run_of_a_sweep_keeps_its_number_of_threads(before, interrupted, four_threads, monkeypatch):
+    """When fewer runs were left than before the interruption, each had more threads, and another result."""
+    planned = interrupted()
+    environment = read_json(planned.folder.environment)
+    planned.folder.environment.write_text(json.dumps({**environment, "threads": before}))
+    for name, value in share_of(2).items():
+        monkeypatch.setenv(name, value)
+    torch.set_num_threads(2)
+    execute(planned)
+    assert read_json(planned.folder.environment)["threads"] == before
+    log = planned.folder.log.read_text()
+    assert f"{before} of 4 threads, as before" in log and "resumed with threads=" not in log
+
+
+def test_a_new_run_of_a_sweep_has_its_share_of_the_cores(four_threads, monkeypatch, tmp_path):
+    monkeypatch.setattr("bitcycle.training.run.runs_beside", lambda: 9)  # among them those of the same sweep
+    for name, value in share_of(2).items():
+        monkeypatch.setenv(name, value)
+    torch.set_num_threads(2)
+    planned = digits_plan(tmp_path, "training.steps=1")
+    execute(planned)
+    assert read_json(planned.folder.environment)["threads"] == 2
 
 
 def test_results_that_cannot_be_written(tmp_path):

@@ -20,7 +20,7 @@ from bitcycle.files import read_object, write_atomically
 from bitcycle.hardware import CostMeter
 from bitcycle.schedule import SearchSchedule
 from bitcycle.signals import Interrupted, StopSignal
-from bitcycle.threads import fair_share, runs_beside, users_threads
+from bitcycle.threads import fair_share, has_share, runs_beside, users_threads
 from bitcycle.training.display import ProgressBar, log_to_file
 from bitcycle.training.environment import describe_environment, processor, set_up_torch
 from bitcycle.training.loop import Trainer
@@ -172,15 +172,17 @@ def _train(plan: Plan) -> dict[str, Any]:
 
 def _share_cores(trainer: Trainer) -> None:
     """Unless the user chose a number of threads, go on with as many as before, since with others sums would be rounded otherwise;
-    a new run shares the cores with those that compute on them already."""
-    chosen = trainer.plan.config.training.threads or users_threads()
-    if chosen or trainer.device.type != "cpu" or distributed.world_size() > 1:
+    a new run shares the cores with those that compute on them already, unless its sweep has divided them."""
+    if trainer.device.type != "cpu" or distributed.world_size() > 1:
         return
-    allowed = torch.get_num_threads()
     before = read_object(trainer.folder.environment).get("threads") if trainer.step else None
+    in_sweep = has_share()  # of the cores, which depends on how many runs were left when the sweep began
+    if trainer.plan.config.training.threads or (users_threads() and not (in_sweep and before)):
+        return
+    allowed = fair_share(1) if in_sweep else torch.get_num_threads()
     others = runs_beside()
     threads = min(allowed, before or fair_share(1 + others))
-    if threads < allowed:
+    if threads != torch.get_num_threads():
         beside = "another run computes" if others == 1 else f"{others} other runs compute"
         why = "as before" if before else f"as {beside} on the same cores"
         logger.info("%d of %d threads, %s (training.threads)", threads, allowed, why)

@@ -194,6 +194,16 @@ def test_a_run_shares_the_cores_with_others_that_run_already(others, threads, fo
     assert ("of 4 threads" in planned.folder.log.read_text()) == (threads < 4)
 
 
+def test_a_run_leaves_all_threads_to_the_next_one_of_its_process(four_threads, monkeypatch, tmp_path):
+    """In a search, in which runs follow each other, one that began beside others left its few threads to all later ones."""
+    others = iter((3, 0))
+    monkeypatch.setattr("bitcycle.training.run.runs_beside", lambda: next(others))
+    plans = [digits_plan(tmp_path, "training.steps=1", f"seed={seed}") for seed in (0, 1)]
+    for planned in plans:
+        execute(planned)
+    assert [read_json(planned.folder.environment)["threads"] for planned in plans] == [1, 4]
+
+
 def test_a_resumed_run_keeps_its_number_of_threads(interrupted, four_threads, monkeypatch):
     """Others would round its sums differently, so that its end would depend on what else the machine did."""
     monkeypatch.setattr(
@@ -204,7 +214,7 @@ def test_a_resumed_run_keeps_its_number_of_threads(interrupted, four_threads, mo
     planned.folder.environment.write_text(json.dumps({**environment, "threads": 2}))
     monkeypatch.setattr("bitcycle.training.run.runs_beside", lambda: 3)
     execute(planned)
-    assert torch.get_num_threads() == 2
+    assert read_json(planned.folder.environment)["threads"] == 2
     log = planned.folder.log.read_text()
     assert "2 of 4 threads, as before" in log and "resumed with threads=" not in log
 

@@ -6,6 +6,8 @@ import os
 import platform
 import subprocess
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
@@ -115,3 +117,14 @@ def set_up_torch(options: TrainingOptions) -> torch.device:
         memory.fill_uninitialized_memory = False  # it would write every torch.empty, whose values nothing here reads
         torch.backends.cudnn.benchmark = False
     return device
+
+
+@contextmanager
+def threads_kept() -> Iterator[None]:
+    """Context after which PyTorch has as many threads as before, for the next run of this process."""
+    before = torch.get_num_threads()
+    try:
+        yield
+    finally:
+        if torch.get_num_threads() != before:
+            torch.set_num_threads(before)

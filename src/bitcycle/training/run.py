@@ -22,7 +22,7 @@ from bitcycle.schedule import SearchSchedule
 from bitcycle.signals import Interrupted, StopSignal
 from bitcycle.threads import fair_share, has_share, runs_beside, users_threads
 from bitcycle.training.display import ProgressBar, log_to_file
-from bitcycle.training.environment import describe_environment, processor, set_up_torch
+from bitcycle.training.environment import describe_environment, processor, set_up_torch, threads_kept
 from bitcycle.training.loop import Trainer
 from bitcycle.training.outcome import Best, merit
 from bitcycle.training.plan import Plan
@@ -46,7 +46,8 @@ def execute(plan: Plan) -> dict[str, Any]:
         plan = replace(plan, folder=RunFolder(plan.folder.path, writes=False))
     if _is_done(plan):
         return _finished(plan)
-    with plan.folder.lock(), log_to_file(plan.folder.log if plan.folder.writes else Path(os.devnull)):
+    log = plan.folder.log if plan.folder.writes else Path(os.devnull)
+    with plan.folder.lock(), log_to_file(log), threads_kept():
         if _is_done(plan):  # just finished by another process
             return _finished(plan)
         try:

@@ -118,9 +118,11 @@ def in_double(run):
 
 
 def lose_and_stop(folder: Path) -> None:
-    """Kill the second process of a run, go on, and ask the second one to stop."""
+    """Start a run that another process trains, kill the second process of one, go on, and ask the second one to stop."""
     overrides = [*LONG, f"results_root={folder}/signals"]
     run = plan(*overrides).folder
+    with run.lock():
+        write_json(folder / "locked.json", exit_codes(fork_training(folder / "locked", *overrides)))
     for name, number in (("killed", signal.SIGKILL), ("stopped", signal.SIGTERM)):
         before = run.read_status().get("step", 0)
         children = fork_training(folder / name, *overrides)
@@ -317,6 +319,14 @@ def test_streamed_images_are_those_of_one_process(pair, tmp_path):
     execute(one)
     two = plan(*streamed(pair / "images"), f"results_root={pair}/streamed").folder
     assert_alike(read_records(two.metrics)[:4], read_records(one.folder.metrics)[:4], rel=1e-3)  # float32, few steps
+
+
+def test_a_run_that_another_process_trains_is_refused_by_both(pair):
+    """The second process called it a bug, with a traceback."""
+    assert read_json(pair / "locked.json") == [1, 1]
+    told = [(pair / f"locked.{rank}").read_text() for rank in (0, 1)]
+    assert "run failed: another process is training this run" in told[0]
+    assert "run failed: another process of this run has ended" in told[1] and "Traceback" not in told[1]
 
 
 def test_a_killed_process_ends_the_other(pair):

@@ -75,8 +75,15 @@ def _explain_disk(error: Exception, plan: Plan) -> Exception:
 
 
 def _is_done(plan: Plan) -> bool:
-    """Whether the run is finished, according to process 0."""
-    return bool(distributed.broadcast(plan.folder.state() == "done"))
+    """Whether the run is finished, according to process 0. Raises RunError if that has ended, as when another process trains the
+    run."""
+    try:
+        return bool(distributed.broadcast(plan.folder.state() == "done"))
+    except RuntimeError as error:
+        meaning = explained(error)
+        if meaning is error:
+            raise
+        raise meaning from error
 
 
 def _resolved(plan: Plan) -> Plan:

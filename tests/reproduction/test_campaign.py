@@ -255,6 +255,21 @@ def test_a_run_that_begins_from_another_follows_it(root):
     assert planned.next() == planned.distinct()[0] != first  # the plan's order
 
 
+def test_a_run_whose_weights_another_process_has_just_finished_is_trained(root):
+    """It was left out, with exit code 0."""
+    first = campaign(root, Part("paper/b", scale="smoke", only={"schedule": "RTH"})).distinct()[0]
+    (root / "sweeps/paper/c.yaml").write_text(
+        "hydra: {sweeper: {grids: [{dataset: digits, model: resnet8, training.steps: 4, schedule: CR, "
+        f"model.initial_weights: {first.path}}}]}}}}"
+    )
+    parts = Part("paper/b", scale="smoke", only={"schedule": "RTH"}), Part("paper/c", scale="smoke")
+    planned = campaign(root, *parts)
+    finish(first.folder)
+    weights_of(first.folder)
+    assert train(planned, LocalPool(1, method="spawn")) == EXIT_DONE
+    assert (root / "log.txt").read_text().split() == ["CR"]
+
+
 def test_a_run_finds_the_weights_of_another_below_the_folder_of_this_campaign(root):
     """Six trainings of hlhlp/appD were called wrong, since their float network was not in results/runs."""
     first = campaign(root, Part("paper/b", scale="smoke")).distinct()[0]

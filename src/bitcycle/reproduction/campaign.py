@@ -189,7 +189,8 @@ class Campaign:
         self.plan_again()
 
     def wait_for_others(self) -> bool:
-        """Wait until no other process trains one of the runs; returns False if none did."""
+        """Wait until no other process trains one of the runs; returns whether one did, or whether runs may begin whose weights another
+        process has just finished."""
         elsewhere = [run for run in self.distinct() if run.state == "running"]
         if elsewhere:
             logger.info("waiting for %d runs that another process is training", len(elsewhere))
@@ -197,7 +198,7 @@ class Campaign:
             time.sleep(POLL_SECONDS)
         self.done |= {run.path for run in self.distinct() if run.state == "done"}
         self.plan_again()
-        return bool(elsewhere)
+        return bool(elsewhere) or self.next() is not None
 
     def progress(self, workers: int) -> str:
         """Progress and time left, as text."""

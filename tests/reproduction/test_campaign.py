@@ -6,6 +6,7 @@ import signal
 import threading
 import time
 from argparse import Namespace
+from contextlib import ExitStack
 from pathlib import Path
 
 import pytest
@@ -300,6 +301,22 @@ def test_a_run_in_another_process_is_waited_for(root, monkeypatch):
     assert train(planned, LocalPool(1, method="spawn")) == EXIT_DONE
     assert planned.done == {first.path, second.path}
     assert not (root / "log.txt").exists()
+
+
+def test_a_run_in_another_process_is_waited_for_until_the_time_is_over(root):
+    """A day with a GPU went on for as long as the other process trained."""
+    first, second = campaign(root, Part("paper/b", scale="smoke")).distinct()
+    finish(second.folder)
+    planned, pool = campaign(root, Part("paper/b", scale="smoke")), LocalPool(1, method="spawn")
+    other = ExitStack()
+    other.enter_context(first.folder.lock())
+    timer = threading.Timer(20, other.close)
+    timer.start()
+    pool.until = time.monotonic() + 1
+    assert train(planned, pool) == EXIT_INTERRUPTED
+    assert first.folder.is_in_use()
+    timer.cancel()
+    other.close()
 
 
 def test_a_run_that_another_process_began_at_the_same_moment_has_not_failed(root):

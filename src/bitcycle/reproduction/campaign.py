@@ -188,13 +188,13 @@ class Campaign:
             self.done.add(run.path)
         self.plan_again()
 
-    def wait_for_others(self) -> bool:
-        """Wait until no other process trains one of the runs; returns whether one did, or whether runs may begin whose weights another
-        process has just finished."""
+    def wait_for_others(self, until: float = math.inf) -> bool:
+        """Wait until no other process trains one of the runs, at most until a time (`time.monotonic`); returns False if none did,
+        and no run may begin from weights that another process has just finished."""
         elsewhere = [run for run in self.distinct() if run.state == "running"]
         if elsewhere:
             logger.info("waiting for %d runs that another process is training", len(elsewhere))
-        while any(run.folder.is_in_use() for run in elsewhere):
+        while time.monotonic() < until and any(run.folder.is_in_use() for run in elsewhere):
             time.sleep(POLL_SECONDS)
         self.done |= {run.path for run in self.distinct() if run.state == "done"}
         self.plan_again()
@@ -276,7 +276,7 @@ def train(campaign: Campaign, pool: LocalPool, after_run: Callable[[], None] = l
         after_run()
 
     pool.serve(take, ended, put_back)
-    while pool.stopped_by is None and campaign.wait_for_others():
+    while pool.stopped_by is None and campaign.wait_for_others(pool.until):
         pool.serve(take, ended, put_back)
     for line in campaign.failures():
         logger.error(line)

@@ -61,6 +61,16 @@ def test_tensorboard_hides_what_was_written_after_the_checkpoint(tmp_path):
     assert scalars(tmp_path)["loss"] == {step: 1.0 if step <= 4 else 2.0 for step in range(1, 9)}
 
 
+def test_tensorboard_hides_what_was_written_before_a_run_began_again(tmp_path):
+    """Of a run that was killed before its first checkpoint, both attempts were shown, one over the other."""
+    for last, value in ((6, 1.0), (4, 2.0)):
+        tracker = TensorBoardTracker(tmp_path, 0)
+        for step in range(last + 1):
+            tracker.write(step, {"loss": value})
+        tracker.close()
+    assert scalars(tmp_path)["loss"] == dict.fromkeys(range(5), 2.0)
+
+
 def wandb_records(file: Path):
     """The records of an offline run: LevelDB's log format behind seven bytes of W&B's."""
     from wandb.proto.wandb_internal_pb2 import Record

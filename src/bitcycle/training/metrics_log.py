@@ -89,13 +89,14 @@ class WandbTracker:
 
 
 class TensorBoardTracker:
-    """TensorBoard event files in the run folder; hides events after the checkpoint. Raises RunError without tensorboard."""
+    """TensorBoard event files in the run folder; hides events after the checkpoint, or all earlier ones if there is none. Raises
+    RunError without tensorboard."""
 
     def __init__(self, folder: Path, first_step: int) -> None:
         require("tensorboard", "tensorboard")
         from torch.utils.tensorboard import SummaryWriter
 
-        self.writer = SummaryWriter(str(folder / "tensorboard"), purge_step=first_step + 1 if first_step else None)
+        self.writer = SummaryWriter(str(folder / "tensorboard"), purge_step=first_step + 1 if first_step else 0)
 
     def write(self, step: int, values: Mapping[str, float]) -> None:
         for name, value in values.items():

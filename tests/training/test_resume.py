@@ -6,6 +6,8 @@ import errno
 import os
 import random
 import signal
+import subprocess
+import sys
 import threading
 import time
 from unittest.mock import Mock
@@ -302,6 +304,19 @@ def test_the_previous_checkpoint_is_kept_and_a_lost_last_one_replaced(tmp_path):
     folder.last.unlink()  # killed between the two renames
     assert folder.exists()
     assert folder.load()["step"] == 2
+
+
+def test_what_a_killed_process_had_written_of_a_checkpoint_is_removed(tmp_path):
+    """Each kill while a checkpoint was written, as at a time limit, left a file of that size for good."""
+    script = (
+        "import os, sys, torch; from pathlib import Path; from bitcycle.training.checkpoint import CheckpointFolder;"
+        "os.fsync = lambda _: os.kill(os.getpid(), 9); CheckpointFolder(Path(sys.argv[1])).save({'step': 1})"
+    )
+    done = subprocess.run([sys.executable, "-c", script, str(tmp_path)], check=False)
+    assert done.returncode == -signal.SIGKILL
+    assert [path.suffix for path in tmp_path.iterdir()] == [".tmp"]
+    CheckpointFolder(tmp_path).save({"step": 1})
+    assert [path.name for path in tmp_path.iterdir()] == ["last.pt"]
 
 
 def test_a_full_disk_keeps_the_previous_checkpoint(digits, monkeypatch, tmp_path):

@@ -51,6 +51,8 @@ class CheckpointFolder:
     def _write(self, path: Path, state: dict[str, Any]) -> None:
         try:
             self.folder.mkdir(parents=True, exist_ok=True)
+            for left in self.folder.glob(".*.tmp"):  # by a process that was killed while it wrote
+                left.unlink(missing_ok=True)
             write_atomically(path, lambda stream: _save(state, stream))
         except (OSError, RuntimeError) as error:
             path.unlink(missing_ok=True)

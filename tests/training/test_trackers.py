@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import io
 import struct
 import time
 from pathlib import Path
 
 import pytest
 
+from bitcycle.errors import RunError
 from bitcycle.files import read_records
 from bitcycle.sweep.grid import as_text
 from bitcycle.training.metrics_log import TensorBoardTracker, WandbTracker, wandb_id
@@ -129,6 +131,20 @@ def test_a_preliminary_run_is_another_one_than_a_direct_one_at_wandb(tmp_path):
     assert {plan.hash for plan in auto} == {direct.hash}
     assert len({wandb_id(plan) for plan in (*auto, direct)}) == 3
     assert wandb_id(auto[0]) == f"{auto[0].folder.path.parent.parent.name[-10:]}-seed0-smoke-range_test"
+
+
+def test_wandb_without_a_login_is_no_bug(tmp_path, monkeypatch):
+    """It was called one, with a traceback."""
+    pytest.importorskip("wandb")
+    for name in ("WANDB_API_KEY", "WANDB_IDENTITY_TOKEN_FILE"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setenv("NETRC", str(tmp_path / "netrc"))
+    monkeypatch.setattr("sys.stdin", io.StringIO())
+    plan = digits_plan(tmp_path, "logging.wandb=online")
+    plan.folder.path.mkdir(parents=True)
+    words = r"logging\.wandb=online: No API key configured.*Remedy: log in with `wandb login`, or set logging.wandb=offline"
+    with pytest.raises(RunError, match=words):
+        WandbTracker(plan)
 
 
 def test_wandb_history_has_the_bits_and_cost_of_every_step(wandb_run):

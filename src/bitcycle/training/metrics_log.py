@@ -64,22 +64,28 @@ def wandb_id(plan: Plan) -> str:
 
 
 class WandbTracker:
-    """Weights & Biases; if the group is a sweep's PAPER/ITEM, PAPER is also a tag. Raises RunError if wandb is not installed."""
+    """Weights & Biases; if the group is a sweep's PAPER/ITEM, PAPER is also a tag. Raises RunError if wandb is not installed, or
+    does not begin a run, as without a login."""
 
     def __init__(self, plan: Plan) -> None:
         config, options = plan.config, plan.config.logging
         paper = [options.group.split("/")[0]] if "/" in options.group else []
-        self.run = require("wandb", "wandb").init(
-            project=options.wandb_project,
-            dir=str(plan.folder.path),
-            id=wandb_id(plan),  # the same when the run is resumed
-            name=f"{config.model.name}-{config.schedule.name}-seed{config.seed}",
-            group=options.group or None,
-            tags=list(dict.fromkeys([*paper, config.scale, config.quantizer.name, *options.tags])),
-            resume="allow",
-            mode=options.wandb,
-            config=asdict(config),
-        )
+        wandb = require("wandb", "wandb")
+        try:
+            self.run = wandb.init(
+                project=options.wandb_project,
+                dir=str(plan.folder.path),
+                id=wandb_id(plan),  # the same when the run is resumed
+                name=f"{config.model.name}-{config.schedule.name}-seed{config.seed}",
+                group=options.group or None,
+                tags=list(dict.fromkeys([*paper, config.scale, config.quantizer.name, *options.tags])),
+                resume="allow",
+                mode=options.wandb,
+                config=asdict(config),
+            )
+        except wandb.Error as error:
+            remedy = "log in with `wandb login`, or set logging.wandb=offline"
+            raise RunError(f"logging.wandb={options.wandb}: {str(error).rstrip('.')}. Remedy: {remedy}.") from error
 
     def write(self, step: int, values: Mapping[str, float]) -> None:
         self.run.log(dict(values), step=step)

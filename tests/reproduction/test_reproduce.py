@@ -105,6 +105,13 @@ def test_configurations_are_kept_until_a_file_changes(small, monkeypatch):
     assert len(composed) == 1
 
 
+def test_configurations_that_are_kept_have_the_present_folder_of_data(small, monkeypatch):
+    """`gpu-day` looked for data in the former one, and left out what it did not find there."""
+    for folder in ("former", "present"):
+        monkeypatch.setenv("BITCYCLE_DATA", folder)
+        assert {run.config.data_root for run in sweep_index(small, "smoke")["paper/b"]} == {folder}
+
+
 def test_a_folder_without_sweeps_is_refused(tmp_path):
     with pytest.raises(SettingError, match="run this in the repository's root"):
         sweep_index(tmp_path, "smoke")

@@ -1,9 +1,10 @@
 """The registry of sweeps: the contents of `sweeps/PAPER/ITEM.yaml`, and each distinct run with folder, hash and state.
 
 All code that launches, counts or records runs uses it. As composing thousands of configurations takes half a minute,
-`sweep_index` caches them in the user's cache until a file of the sweeps, the configuration or the code changes.
+`sweep_index` caches them in the user's cache until a file of the sweeps, the configuration or the code changes, or BITCYCLE_DATA.
 """
 
+import os
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cache
@@ -30,6 +31,8 @@ FINISHED = ("done", "recorded")
 """States of runs that need no training."""
 UNFINISHED = ("missing", "resumable", "failed")
 """States of runs that need training and that no other process trains."""
+DATA = "BITCYCLE_DATA"
+"""Environment variable with the default of `data_root`."""
 Compose = Callable[[Overrides], RunConfig | str]
 """Settings of a run -> its validated configuration, or an error message."""
 
@@ -251,7 +254,8 @@ def sweep_index(root: Path, scale: str, results_root: str = RUNS.as_posix()) -> 
         with composing(root / "conf") as compose:
             return {str(run): compose(run) for runs in shown for run in runs}
 
-    identity = f"{expanded} {digest_of(sorted((root / 'conf').rglob('*.yaml')))}"
+    data = os.environ.get(DATA)  # as data_root is resolved in what is kept
+    identity = f"{expanded} {digest_of(sorted((root / 'conf').rglob('*.yaml')))} {data}"
     composed = cached("sweeps", identity, compose_all)
     return {name: index_runs(runs, lambda run: composed[str(run)]) for name, runs in expanded.items()}
 

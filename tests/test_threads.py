@@ -22,6 +22,7 @@ from bitcycle.threads import (
     allowed_cores,
     announced,
     choose_threads,
+    memory_limit,
     quota_cores,
     runs_beside,
     share_of,
@@ -248,6 +249,25 @@ def test_the_quota_of_a_container(files, cores, tmp_path):
         (tmp_path / "fs" / name).write_text(text)
     (tmp_path / "own").write_text("1:name=systemd:/x\n4:cpu,cpuacct:/c/d\n0::/a/b\n")
     assert quota_cores(tmp_path / "fs", tmp_path / "own") == cores
+
+
+@pytest.mark.parametrize(
+    ("files", "limit"),
+    [
+        ({"a/b/memory.max": "8000\n"}, 8000),
+        ({"a/memory.max": "7000\n", "a/b/memory.max": "max\n"}, 7000),
+        ({"memory.max": "max\n"}, None),
+        ({"memory/memory.limit_in_bytes": "9223372036854771712\n", "memory/c/memory.limit_in_bytes": "6000\n"}, 6000),
+        ({}, None),
+    ],
+)
+@pytest.mark.skipif(sys.platform != "linux", reason="control groups are Linux's")
+def test_the_memory_of_a_container(files, limit, tmp_path):
+    for name, text in files.items():
+        (tmp_path / "fs" / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / "fs" / name).write_text(text)
+    (tmp_path / "own").write_text("1:name=systemd:/x\n5:memory:/c\n0::/a/b\n")
+    assert memory_limit(tmp_path / "fs", tmp_path / "own") == limit
 
 
 def test_the_benchmark_measures_runs_beside_others(monkeypatch):

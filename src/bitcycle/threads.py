@@ -35,6 +35,8 @@ SCHEDULERS = ("SLURM_CPUS_PER_TASK", "PBS_NUM_PPN", "NSLOTS", "LSB_DJOB_NUMPROC"
 
 CHOSEN = "BITCYCLE_CHOSEN_THREADS"
 """Variable with the number of threads that a command chose; other values of `OMP_NUM_THREADS` are the user's."""
+GROUPS, OWN_GROUPS = Path("/sys/fs/cgroup"), Path("/proc/self/cgroup")
+"""Where Linux has the limits of control groups, and the names of those of this process."""
 SHARE = "BITCYCLE_SHARE_OF_THREADS"
 """Variable with the number of threads that a sweep gives each of its runs."""
 
@@ -133,22 +135,43 @@ def scheduled_cores() -> int | None:
     return next((int(cores) for cores in given if cores.isdecimal() and int(cores)), None)
 
 
-def quota_cores(root: Path = Path("/sys/fs/cgroup"), own: Path = Path("/proc/self/cgroup")) -> int | None:
+def quota_cores(root: Path = GROUPS, own: Path = OWN_GROUPS) -> int | None:
     """Cores' worth of time that the control groups of this process may use (containers), rounded up; None without a limit."""
-    if sys.platform != "linux":
-        return None
-    try:
-        lines = own.read_text().splitlines()
-    except OSError:
-        return None
     quotas: list[float | None] = []
-    for _, controllers, group in (line.split(":", 2) for line in lines if line.count(":") >= 2):
+    for controllers, group in _groups(own):
         if not controllers:
             quotas += [_quota(folder, "cpu.max") for folder in _and_parents(root, group)]
         elif "cpu" in controllers.split(","):
             files = ("cpu.cfs_quota_us", "cpu.cfs_period_us")
             quotas += [_quota(folder, *files) for folder in _and_parents(root / "cpu", group)]
     return min((math.ceil(quota) for quota in quotas if quota), default=None)
+
+
+def memory_limit(root: Path = GROUPS, own: Path = OWN_GROUPS) -> int | None:
+    """Bytes of main memory that the control groups of this process may use (containers, jobs of SLURM); None without a limit."""
+    files: list[Path] = []
+    for controllers, group in _groups(own):
+        if not controllers:
+            files += [folder / "memory.max" for folder in _and_parents(root, group)]
+        elif "memory" in controllers.split(","):
+            files += [folder / "memory.limit_in_bytes" for folder in _and_parents(root / "memory", group)]
+    limits: list[int] = []
+    for file in files:
+        with suppress(OSError, ValueError):  # there is no such group or file, or it says max
+            limits.append(int(file.read_text()))
+    return min(limits, default=None)
+
+
+def _groups(own: Path) -> list[tuple[str, str]]:
+    """Controllers and name of each control group of this process; the group of version 2 lists no controllers."""
+    if sys.platform != "linux":
+        return []
+    try:
+        lines = own.read_text().splitlines()
+    except OSError:
+        return []
+    parts = (line.split(":", 2) for line in lines if line.count(":") >= 2)
+    return [(controllers, group) for _, controllers, group in parts]
 
 
 def _and_parents(root: Path, group: str) -> list[Path]:

@@ -16,6 +16,7 @@ import pytest
 
 from bitcycle.errors import EXIT_INTERRUPTED
 from bitcycle.settings import SettingError
+from bitcycle.sweep import local
 from bitcycle.sweep.forkserver import start
 from bitcycle.sweep.local import LocalPool
 from bitcycle.sweep.registry import Sweep
@@ -55,6 +56,13 @@ here.touch(); time.sleep(0.3); count = len(list(here.parent.iterdir())); here.un
 raise SystemExit(count)
 """
     assert max(LocalPool(2, method="spawn").run([script(code)] * 5)) == 2
+
+
+def test_no_more_runs_than_the_memory_of_a_container_allows(monkeypatch):
+    """It was that of the machine: with many cores, more runs began than fit, and the kernel killed some."""
+    monkeypatch.setattr(local, "allowed_cores", lambda: 64)
+    monkeypatch.setattr(local, "memory_limit", lambda: 2 * local.MEMORY_OF_A_RUN)
+    assert local.useful_workers() == 2
 
 
 def test_gpus_are_dealt_out_in_turn(script):

@@ -18,7 +18,7 @@ from bitcycle.errors import EXIT_FAILED, EXIT_INTERRUPTED
 from bitcycle.signals import STOP_SIGNALS, record_signals
 from bitcycle.sweep.forkserver import restore, start
 from bitcycle.sweep.progress import SweepProgress, tell
-from bitcycle.threads import allowed_cores, share_of
+from bitcycle.threads import allowed_cores, memory_limit, share_of
 
 logger = logging.getLogger(__name__)
 
@@ -30,13 +30,15 @@ K = TypeVar("K")
 
 
 def useful_workers(runs_per_gpu: int = 1) -> int:
-    """Default number of parallel runs: `runs_per_gpu` per GPU, or one per CPU core, limited by main memory."""
+    """Default number of parallel runs: `runs_per_gpu` per GPU, or one per CPU core, limited by main memory, that of the
+    container if this has a limit."""
     if gpus := torch.accelerator.device_count():
         return gpus * runs_per_gpu
     try:
         memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
     except (AttributeError, ValueError, OSError):  # not available on this system
         memory = 4 * MEMORY_OF_A_RUN
+    memory = min(memory, memory_limit() or memory)
     return max(1, min(allowed_cores(), memory // MEMORY_OF_A_RUN))
 
 

@@ -18,6 +18,7 @@ from bitcycle import distributed
 from bitcycle.files import read_json, read_records, write_json
 from bitcycle.layer import share_batch_norm
 from bitcycle.quantizer import QUANTIZERS
+from bitcycle.settings import SettingError
 from bitcycle.training.run import execute
 from tests.conftest import plan
 from tests.dataset.test_dataset import write_folders
@@ -211,6 +212,14 @@ def calibrate_on_a_batch(folder: Path) -> None:
     assert torch.equal(part.step, whole.step) and whole.step != 1
 
 
+def refuse_different_runs(folder: Path) -> None:
+    """One srun of several runs, as with seed=$SLURM_PROCID: it trained the run of process 0 on gradients of all, and no other."""
+    run = plan(*SMALL, f"seed={distributed.rank()}", f"results_root={folder}/different")
+    with pytest.raises(SettingError, match=r"^run=.*/seed=1: is that of process 1, but process 0 has .*/seed=0; .*--ntasks=1"):
+        execute(run)
+    assert not (folder / "different").exists()
+
+
 def stream_images(folder: Path) -> None:
     """Each process decodes its share of each batch and nothing else."""
     decoded: list[int] = []
@@ -256,6 +265,7 @@ def pair(tmp_path_factory):
         "normalise_a_batch",
         "calibrate_on_a_batch",
         "stream_images",
+        "refuse_different_runs",
     )
     assert done.returncode == 0, done.stderr
     return folder

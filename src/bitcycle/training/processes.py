@@ -137,6 +137,17 @@ def own_gpu(local_rank: int, gpus: int) -> int:
     raise RunError(f"no GPU for process {local_rank} of this machine: start at most {gpus} processes per machine")
 
 
+def check_same_run(plan: Plan) -> None:
+    """Check that all processes were given the same run, which they share. Raises SettingError if not: they would add up gradients
+    of different runs, and record only that of process 0."""
+    runs = distributed.all_items(["/".join(plan.folder.path.parts[-3:])])
+    for rank, run in enumerate(runs):
+        if run != runs[0]:
+            problem = f"is that of process {rank}, but process 0 has {runs[0]}; processes that start together share one run"
+            remedy = "give all the same settings; for several runs, start each by itself, as with srun --ntasks=1, or use -m"
+            raise SettingError("run", run, problem, remedy)
+
+
 def check_sharing(plan: Plan) -> None:
     """Check that several processes can train this run. Raises SettingError for a setting that requires a single process."""
     config, number = plan.config, distributed.world_size()

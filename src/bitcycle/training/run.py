@@ -26,7 +26,7 @@ from bitcycle.training.environment import describe_environment, processor, set_u
 from bitcycle.training.loop import Trainer
 from bitcycle.training.outcome import Best, merit
 from bitcycle.training.plan import Plan
-from bitcycle.training.processes import check_sharing, explained
+from bitcycle.training.processes import check_same_run, check_sharing, explained
 from bitcycle.training.run_folder import RunFolder
 
 logger = logging.getLogger(__name__)
@@ -39,8 +39,10 @@ def execute(plan: Plan) -> dict[str, Any]:
     """Train the planned run and return its summary; returns the existing summary of a finished run.
 
     Raises Interrupted after a signal, with a checkpoint saved; DataError if the data are missing; RunError if the run fails,
-    with the reason in status.json; SettingError (a ValueError) if the run does not support several processes.
+    with the reason in status.json; SettingError (a ValueError) if the run does not support several processes, or these were given
+    different runs.
     """
+    check_same_run(plan)
     check_sharing(plan)
     if distributed.rank():
         plan = replace(plan, folder=RunFolder(plan.folder.path, writes=False))

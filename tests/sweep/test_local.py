@@ -87,6 +87,15 @@ def test_what_another_process_begins_at_the_same_moment_comes_last(tmp_path, scr
     assert LocalPool(1, method="spawn").run(commands, lambda number: number == 0 and next(taken, False)) == [0, 0]
 
 
+@pytest.mark.parametrize(("failures", "code"), [(1, 0), (3, 1)])
+def test_what_another_process_has_finished_meanwhile_has_not_failed(failures, code, tmp_path, script):
+    """Its lock had refused this sweep's process. A run that fails again fails after its end, as with its picture."""
+    text = "import pathlib, sys; log = pathlib.Path(sys.argv[1]); log.open('a').write('.'); sys.exit(log.stat().st_size <= "
+    command = script(f"{text}{failures})", str(tmp_path / "log"))
+    assert LocalPool(1, method="spawn").run([command], is_done=lambda number: True) == [code]
+    assert (tmp_path / "log").read_text() == ".."
+
+
 # Forked.
 
 

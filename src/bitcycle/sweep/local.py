@@ -54,14 +54,19 @@ class LocalPool:
         """Time (`time.monotonic`) from which runs in progress are stopped as by a signal, and none begins."""
 
     def run(
-        self, commands: Sequence[Sequence[str]], is_taken: Callable[[int], bool] = lambda number: False
+        self,
+        commands: Sequence[Sequence[str]],
+        is_taken: Callable[[int], bool] = lambda number: False,
+        is_done: Callable[[int], bool] = lambda number: False,
     ) -> list[int]:
         """Run scripts with their arguments; returns their exit codes, 75 for scripts not run because of a signal.
 
         Those whose run another process is training, as `is_taken` says of their number, come last and wait until it has ended;
-        they then find the run finished, or go on with it.
+        they then find the run finished, or go on with it. One that fails although its run `is_done` is tried once more, as another
+        process may have begun the run at the same moment and finished it meanwhile.
         """
         codes, left = [EXIT_INTERRUPTED] * len(commands), list(range(len(commands)))
+        tried_again: set[int] = set()
 
         def take() -> tuple[int, Sequence[str]] | None:
             number = next((number for number in left if not is_taken(number)), None)
@@ -71,10 +76,12 @@ class LocalPool:
             return number, commands[number]
 
         def put_back(number: int) -> bool:
-            if is_taken(number):
-                left.append(number)
-                return True
-            return False
+            if not is_taken(number):  # in this order, as the other process may end in between
+                if not is_done(number) or number in tried_again:
+                    return False
+                tried_again.add(number)
+            left.append(number)
+            return True
 
         def ended(number: int, code: int) -> None:
             codes[number] = code

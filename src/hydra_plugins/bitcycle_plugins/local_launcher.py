@@ -34,7 +34,8 @@ class LocalLauncher(BasicLauncher):
                 raise SettingError(f"hydra.launcher.{name}", number, "is not a number of runs", "use 1 or more")
         workers = min(self.workers or useful_workers(self.runs_per_gpu), len(job_overrides))
         commands = [train_command(root_of(self.config), words) for words in job_overrides]
-        return LocalPool(workers).run(commands, lambda number: RunFolder(folders[number]).is_in_use())
+        runs = [RunFolder(folder) for folder in folders]
+        return LocalPool(workers).run(commands, lambda n: runs[n].is_in_use(), lambda n: runs[n].state() == "done")
 
 
 def root_of(config: DictConfig | None) -> Path:

@@ -215,7 +215,9 @@ def calibrate_on_a_batch(folder: Path) -> None:
 def refuse_different_runs(folder: Path) -> None:
     """One srun of several runs, as with seed=$SLURM_PROCID: it trained the run of process 0 on gradients of all, and no other."""
     run = plan(*SMALL, f"seed={distributed.rank()}", f"results_root={folder}/different")
-    with pytest.raises(SettingError, match=r"^run=.*/seed=1: is that of process 1, but process 0 has .*/seed=0; .*--ntasks=1"):
+    with pytest.raises(
+        SettingError, match=r"^run=.*/seed=1: is that of process 1, but process 0 has .*/seed=0; .*--ntasks=1"
+    ):
         execute(run)
     assert not (folder / "different").exists()
 

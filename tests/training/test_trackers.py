@@ -142,7 +142,9 @@ def test_wandb_without_a_login_is_no_bug(tmp_path, monkeypatch):
     monkeypatch.setattr("sys.stdin", io.StringIO())
     plan = digits_plan(tmp_path, "logging.wandb=online")
     plan.folder.path.mkdir(parents=True)
-    words = r"logging\.wandb=online: No API key configured.*Remedy: log in with `wandb login`, or set logging.wandb=offline"
+    words = (
+        r"logging\.wandb=online: No API key configured.*Remedy: log in with `wandb login`, or set logging.wandb=offline"
+    )
     with pytest.raises(RunError, match=words):
         WandbTracker(plan)
 

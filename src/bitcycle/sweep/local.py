@@ -62,8 +62,8 @@ class LocalPool:
         """Run scripts with their arguments; returns their exit codes, 75 for scripts not run because of a signal.
 
         Those whose run another process is training, as `is_taken` says of their number, come last and wait until it has ended;
-        they then find the run finished, or go on with it. One that fails although its run `is_done` is tried once more, as another
-        process may have begun the run at the same moment and finished it meanwhile.
+        they then find the run finished, or go on with it. One that fails although its run `is_done` is tried once more,
+        as another process may have begun the run at the same moment and finished it meanwhile.
         """
         codes, left = [EXIT_INTERRUPTED] * len(commands), list(range(len(commands)))
         tried_again: set[int] = set()

@@ -143,8 +143,12 @@ def check_same_run(plan: Plan) -> None:
     runs = distributed.all_items(["/".join(plan.folder.path.parts[-3:])])
     for rank, run in enumerate(runs):
         if run != runs[0]:
-            problem = f"is that of process {rank}, but process 0 has {runs[0]}; processes that start together share one run"
-            remedy = "give all the same settings; for several runs, start each by itself, as with srun --ntasks=1, or use -m"
+            problem = (
+                f"is that of process {rank}, but process 0 has {runs[0]}; processes that start together share one run"
+            )
+            remedy = (
+                "give all the same settings; for several runs, start each by itself, as with srun --ntasks=1, or use -m"
+            )
             raise SettingError("run", run, problem, remedy)
 
 

@@ -122,6 +122,33 @@ def test_transposed_weights_with_biases():
     torch.testing.assert_close(model[0](x, chosen, shares), expected, atol=1e-4, rtol=1e-4)
 
 
+def gradients_of_experts(build, quantizer=None):
+    """The gradients of experts with 18 pairs of tokens and experts, in float or in float bits."""
+    torch.manual_seed(0)
+    experts, config = build()
+    for parameter in experts.parameters():
+        torch.nn.init.normal_(parameter)
+    config._experts_implementation = "eager"
+    x, chosen, shares = torch.randn(9, 16), torch.randint(0, 4, (9, 2)), torch.rand(9, 2)
+    if quantizer is not None:
+        experts = bitcycle.quantize_model(torch.nn.ModuleList([experts]), quantizer, float_layers=[])[0]
+        set_bits(experts, Precision(32, 32, 32))
+    experts(x, chosen, shares).square().sum().backward()
+    return {name: parameter.grad for name, parameter in experts.named_parameters()}
+
+
+def gpt_oss():
+    config = transformers.GptOssConfig(**SIZES, **GPT_OSS)
+    return transformers.models.gpt_oss.modeling_gpt_oss.GptOssExperts(config), config
+
+
+def test_gradients_of_biases_in_blocks_are_those_of_their_expert():
+    """Rows were dealt out to the biases in turn, whatever their expert; other numbers of rows ended in an error."""
+    expected = gradients_of_experts(gpt_oss)
+    assert "down_proj_bias" in expected
+    torch.testing.assert_close(gradients_of_experts(gpt_oss, "mx"), expected, rtol=1e-4, atol=1e-3)
+
+
 def test_saved_and_restored(tmp_path):
     import bitcycle.integrations.transformers
 

@@ -107,7 +107,7 @@ class _BlockProduct(torch.autograd.Function):
             quantized = copies.update_gradient(gradient)
             of_weight = _gradients(product, quantized, copies.update_x(x), weight, 1)
         if ctx.needs_input_grad[2]:
-            of_bias = gradient.movedim(copies.features, -1).reshape(-1, *ctx.bias_shape).sum(0)
+            of_bias = _bias_gradient(product, gradient, x, weight, ctx.bias_shape, copies.features)
         return of_x, of_weight, of_bias, None, None
 
 
@@ -124,6 +124,18 @@ def _gradients(
     with torch.enable_grad():  # recompute the product, which is arbitrary
         y = product(*operands, None)
     return torch.autograd.grad(y, operands[which], gradient)[0]
+
+
+def _bias_gradient(
+    product: Callable[..., Tensor], gradient: Tensor, x: Tensor, weight: Tensor, shape: torch.Size, features: int
+) -> Tensor:
+    """The gradient of a bias of this shape: the sum over all rows, or for each row of a bias over those that it is added to."""
+    if len(shape) == 1:
+        return gradient.movedim(features, -1).reshape(-1, *shape).sum(0)
+    bias = gradient.new_zeros(shape, requires_grad=True)
+    with torch.enable_grad():
+        y = product(x.detach().to(gradient.dtype), weight.detach().to(gradient.dtype), bias)
+    return torch.autograd.grad(y, bias, gradient)[0]
 
 
 def product_gradients(

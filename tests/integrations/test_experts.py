@@ -10,6 +10,7 @@ import torch.nn.functional as F
 import bitcycle
 from bitcycle.layer import PrecisionState
 from bitcycle.precision import Precision
+from bitcycle.quantizer import QUANTIZERS
 from bitcycle.settings import SettingError
 
 transformers = pytest.importorskip("transformers")
@@ -142,11 +143,24 @@ def gpt_oss():
     return transformers.models.gpt_oss.modeling_gpt_oss.GptOssExperts(config), config
 
 
+def mixtral():
+    config = transformers.MixtralConfig(**SIZES, num_key_value_heads=1, num_local_experts=4)
+    return transformers.models.mixtral.modeling_mixtral.MixtralExperts(config), config
+
+
 def test_gradients_of_biases_in_blocks_are_those_of_their_expert():
     """Rows were dealt out to the biases in turn, whatever their expert; other numbers of rows ended in an error."""
     expected = gradients_of_experts(gpt_oss)
     assert "down_proj_bias" in expected
     torch.testing.assert_close(gradients_of_experts(gpt_oss, "mx"), expected, rtol=1e-4, atol=1e-3)
+
+
+@pytest.mark.parametrize("build", [mixtral, gpt_oss])
+def test_rotations_of_the_tokens_do_not_cross_experts(build):
+    """A tile with tokens of two experts mixed their weight gradients, which no rotation of the other operand undid."""
+    options = QUANTIZERS["nvfp4"](hadamard=["wgrad"])
+    expected = gradients_of_experts(build)
+    torch.testing.assert_close(gradients_of_experts(build, options), expected, rtol=1e-4, atol=1e-3)
 
 
 def test_saved_and_restored(tmp_path):

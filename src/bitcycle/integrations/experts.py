@@ -3,8 +3,9 @@
     h = gate(x_e W_up,e^T),  y_e = h W_down,e^T          x_e [tokens of expert e, in], W [experts, out, in]
 
 The input of each product has one quantizer for all experts; weights have the ranges that linear layers of the single experts
-would have, one per output channel with SBM; the gradient of each product is quantized once. Routers stay float. The products
-become the modules `up_product` and `down_product`; their weights remain in the experts' module.
+would have, one per output channel with SBM; the gradient of each product is quantized once. In blocks, the
+gradient of a weight has its own blocks, rotations and scales for each expert. Routers stay float. The products become the modules
+`up_product` and `down_product`; their weights remain in the experts' module.
 """
 
 from typing import Any
@@ -82,7 +83,10 @@ class QuantizedExpertProduct(QuantizedLayer, ExpertProduct):
         return stored.transpose(1, 2) if is_transposed else stored
 
     def forward(self, x: Tensor, counts: list[int]) -> Tensor:
-        return self.quantized_product(x, lambda x, weight, bias: self.grouped(x, weight, bias, counts))
+        def product(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+            return self.grouped(x, weight, bias, counts)
+
+        return self.quantized_product(x, product, parts=counts)
 
 
 CONVERSIONS[ExpertProduct] = QuantizedExpertProduct

@@ -6,10 +6,10 @@
     dL/dW = g^T x      samples       Q'(g) along its samples,    Q'(x) along its samples
 
 With such blocks, the sum over a block is scaled once, as in hardware for MX formats. A convolution's features are the channels of
-one pixel, its samples those of the batch at one pixel; a linear layer's samples are all its rows. Blocks do not cross groups; a
-depthwise convolution, which does not sum over channels, has blocks along its channels in the first two passes. Both copies are
-made from the float32 tensor at the bits of the forward pass, the second one on demand. The gradient of a bias is the sum of the
-unquantized gradient.
+one pixel, its samples those of the batch at one pixel; a linear layer's samples are all its rows. Blocks do not cross groups, nor
+the samples of different experts; a depthwise convolution, which does not sum over channels, has blocks along its channels in the
+first two passes. Both copies are made from the float32 tensor at the bits of the forward pass, the second one on demand. The
+gradient of a bias is the sum of the unquantized gradient.
 
 The options of a recipe change the copies of the backward pass: both operands of a product are rotated by a random Hadamard
 transform along what it sums over (`hadamard`), weights keep the values of the forward pass (`square_weights`), operands are
@@ -20,7 +20,7 @@ Source: Rouhani et al. 2023, "Microscaling data formats for deep learning", sect
 section 3.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple, Optional
 
@@ -163,9 +163,9 @@ def block_product(
     return _BlockProduct.apply(x, weight, bias, product, copies)
 
 
-def copies_of(product: Any, key: Tensor) -> Copies:
+def copies_of(product: Any, key: Tensor, parts: Sequence[int] | None = None) -> Copies:
     """The copies of the operands of a quantized product at its current bits; `key` is the noise key of the gradient. The key
-    is a scalar."""
+    is a scalar. `parts`: the numbers of rows that are summed over separately, one after the other; None: all together."""
     options, axes, groups = product.quantizer_options, product.axes, getattr(product, "groups", 1)
     inputs, outputs, is_depthwise = axes.inputs, axes.outputs, 1 < groups == getattr(product, "in_channels", 0)
     if is_depthwise:
@@ -182,6 +182,19 @@ def copies_of(product: Any, key: Tensor) -> Copies:
     def rows(x: Tensor) -> Tensor:
         return x.reshape(-1, x.shape[-1]) if axes.samples is None else x
 
+    def by_part(x: Tensor, quantize: Callable[[Tensor, int], Tensor]) -> Tensor:
+        if parts is None:
+            return quantize(rows(x), 0).view_as(x)
+        pieces = enumerate(rows(x).split(list(parts)))
+        return torch.cat([quantize(piece, place) for place, piece in pieces if len(piece)]).view_as(x)
+
+    def update_gradient(g: Tensor, place: int) -> Tensor:
+        return gradients.along(g, gradient_bits, samples, key + SECOND_COPY + place, rotation=update_rotation)
+
+    def update_x(x: Tensor, place: int) -> Tensor:
+        own = None if x_key is None else x_key + place
+        return activations.along(x, back[1], samples, key=own, rotation=update_rotation)
+
     def weight(
         w: Tensor, dim: int, bits: Tensor, key: Tensor | None = None, rotation: Rotation | None = None
     ) -> Tensor:
@@ -196,10 +209,8 @@ def copies_of(product: Any, key: Tensor) -> Copies:
         forward_weight=lambda w: weight(w, inputs, weight_bits),
         error_gradient=lambda g: gradients.along(g, gradient_bits, axes.features, key, groups, error_rotation),
         error_weight=lambda w: weight(w, outputs, back[0], weight_key, error_rotation),
-        update_gradient=lambda g: gradients.along(
-            rows(g), gradient_bits, samples, key + SECOND_COPY, rotation=update_rotation
-        ).view_as(g),
-        update_x=lambda x: activations.along(rows(x), back[1], samples, key=x_key, rotation=update_rotation).view_as(x),
+        update_gradient=lambda g: by_part(g, update_gradient),
+        update_x=lambda x: by_part(x, update_x),
     )
 
 

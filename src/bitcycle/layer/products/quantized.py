@@ -8,6 +8,7 @@ modules/quantize.py (QConv2d, which has no bias). A bias stays float32 unless th
 """
 
 import logging
+from collections.abc import Sequence
 from typing import Any, Protocol
 
 import torch
@@ -149,11 +150,16 @@ class QuantizedLayer(QuantizedProduct):
         self.observed_bits.clear()
         super().restart()
 
-    def quantized_product(self, x: Tensor, product: ProductFunction, *bias: Tensor | None) -> Tensor:
-        """product(x, weight, bias) of the quantized operands, with quantized gradients; `bias`: in place of the layer's own."""
-        return self.masked(product, lambda masked_product: self._product(x, masked_product, *bias))
+    def quantized_product(
+        self, x: Tensor, product: ProductFunction, *bias: Tensor | None, parts: Sequence[int] | None = None
+    ) -> Tensor:
+        """product(x, weight, bias) of the quantized operands, with quantized gradients; `bias`: in place of the layer's own;
+        `parts`: numbers of rows, one after the other, each multiplied by a weight of its own, as of experts."""
+        return self.masked(product, lambda masked_product: self._product(x, masked_product, *bias, parts=parts))
 
-    def _product(self, x: Tensor, product: ProductFunction, *bias: Tensor | None) -> Tensor:
+    def _product(
+        self, x: Tensor, product: ProductFunction, *bias: Tensor | None, parts: Sequence[int] | None = None
+    ) -> Tensor:
         if not x.numel():
             return product(x, self.weight, *(bias or (self.bias,)))
         if not self.adapted:
@@ -162,7 +168,7 @@ class QuantizedLayer(QuantizedProduct):
         if self.computation is not None and self.computation.accepts(x):
             return self.computation(x, self.quantized_bias(*bias), key)
         if self.weight_quantizer.has_blocks:
-            return block_product(product, x, self.weight, self.quantized_bias(*bias), copies_of(self, key))
+            return block_product(product, x, self.weight, self.quantized_bias(*bias), copies_of(self, key, parts))
         x, weight = self.quantized_operands(x, key)
         return self.quantize_gradient_of(product(x, weight, self.quantized_bias(*bias)), key)
 

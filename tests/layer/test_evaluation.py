@@ -119,6 +119,29 @@ def test_an_average_that_was_evaluated_before_training_follows_the_range_of_trai
     torch.testing.assert_close(average(x), model.eval()(x), rtol=0, atol=0)
 
 
+@pytest.mark.parametrize("quantizer", ["dorefa", "uniform_l2", "ternary"])
+def test_an_average_from_before_the_first_batch_has_the_buffers_of_training(quantizer):
+    """Quantizers that met signed inputs had more buffers than its own: an error, or batch norm with the values of others."""
+    layers = (nn.Linear(4, 8), nn.Tanh(), nn.Linear(8, 8), nn.BatchNorm1d(8), nn.ReLU(), nn.Linear(8, 2))
+    model = bitcycle.quantize_model(nn.Sequential(*layers), quantizer, float_layers=[])
+    average, x = torch.optim.swa_utils.AveragedModel(model), torch.randn(16, 4)
+    model(x)
+    average.update_parameters(model)
+    torch.testing.assert_close(average.eval()(x), model.eval()(x), rtol=0, atol=0)
+    assert list(average.module.state_dict()) == list(model.state_dict())
+
+
+@pytest.mark.parametrize("quantizer", ["dorefa", "uniform_l2"])
+def test_training_goes_on_after_an_evaluation_without_gradients_found_signed_inputs(quantizer):
+    """As Lightning's sanity check does: buffers from torch.inference_mode can neither be updated nor loaded outside of it."""
+    model = bitcycle.quantize_model(nn.Sequential(nn.Linear(4, 8), nn.Linear(8, 2)), quantizer, float_layers=[])
+    x = torch.randn(16, 4)
+    with torch.inference_mode():
+        model.eval()(x)
+    model.train()(x).sum().backward()
+    model.load_state_dict(copy.deepcopy(model.state_dict()))
+
+
 def test_a_mode_that_is_assigned_is_noticed():
     """Lightning does so after a validation: training went on with the steps of the first batch of the sanity check."""
     model = bitcycle.quantize_model(nn.Sequential(nn.Linear(4, 8)), "uniform_l2", float_layers=[])

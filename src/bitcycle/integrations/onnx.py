@@ -24,6 +24,7 @@ from bitcycle.optional_imports import require
 from bitcycle.precision import Precision
 from bitcycle.quantizer import SbmActivation, SbmWeight, TensorQuantizer
 from bitcycle.quantizer.codes import MOST_BITS
+from bitcycle.quantizer.dorefa import DorefaActivation
 from bitcycle.settings import SettingError
 
 
@@ -205,7 +206,9 @@ def _quietly() -> Iterator[None]:
 
 
 def _use_nodes(layer: QuantizedLayer, bits: Precision) -> None:
-    activation = getattr(layer.activation_quantizer, "signed_form", None) or layer.activation_quantizer
+    activation = layer.activation_quantizer
+    if isinstance(activation, DorefaActivation) and not activation.non_negative:
+        activation = activation.signed_form
     if isinstance(activation, SbmActivation) and 1 <= bits.activation <= MOST_BITS:
         layer.activation_quantizer = LinearActivation(activation, bits.activation)
     if layer.weight_quantizer.has_blocks:

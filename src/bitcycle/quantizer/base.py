@@ -55,6 +55,8 @@ class TensorQuantizer(_Quantizer):
     """Whether negative inputs are clipped. A layer with negative inputs calls `accept_signed`."""
     fixed_range: tuple[float, float] | None = None
     """Fixed clipping limits of inputs; None if they depend on data or training."""
+    signed_inputs: Tensor
+    """1 if signed inputs have been accepted, else 0; of quantizers that `expect_signed`."""
 
     def __init__(self, compile: bool = False) -> None:
         super().__init__()
@@ -114,11 +116,16 @@ class TensorQuantizer(_Quantizer):
         """Whether `prepare` is needed in the current mode; queried when bits or mode change."""
         return self.non_negative or type(self).prepare is not TensorQuantizer.prepare
 
+    def expect_signed(self) -> None:
+        """Prepare for `accept_signed` at construction: averages of a model pair its buffers with their own, whose number must not
+        change, and take all of them for numbers."""
+        self.register_buffer("signed_inputs", torch.zeros(()))
+
     def accept_signed(self, x: Tensor) -> None:
         """Quantize signed inputs such as x from now on; recorded in the state dict. Raises SettingError if the quantizer does
         not support signed inputs."""
         self.non_negative = False
-        self.register_buffer("signed_inputs", torch.ones((), dtype=torch.bool, device=x.device))
+        self.signed_inputs.fill_(1)
 
     @property
     def lacks_values(self) -> bool:
@@ -128,12 +135,15 @@ class TensorQuantizer(_Quantizer):
 
     def forget_signed(self) -> None:
         """Undo `accept_signed`, which must have been called."""
-        del self.signed_inputs
+        self.signed_inputs.zero_()
         self.non_negative = True
 
     def _load_from_state_dict(self, state_dict: dict[str, Any], prefix: str, *arguments: Any) -> None:
-        if f"{prefix}signed_inputs" in state_dict and "signed_inputs" not in self._buffers:
-            self.accept_signed(state_dict[f"{prefix}signed_inputs"])
+        name = f"{prefix}signed_inputs"
+        if "signed_inputs" in self._buffers and any(f"{prefix}{other}" in state_dict for other in self._buffers):
+            if self.non_negative and bool(state_dict.get(name, False)):
+                self.accept_signed(state_dict[name])
+            state_dict[name] = self.signed_inputs.clone()  # states of earlier versions lack it if inputs are not signed
         super()._load_from_state_dict(state_dict, prefix, *arguments)
 
     def restart(self) -> None:

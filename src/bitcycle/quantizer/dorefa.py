@@ -96,31 +96,32 @@ class DorefaActivation(TensorQuantizer):
 
     def __init__(self, compile: bool = False) -> None:
         super().__init__(compile)
-        self.signed_form: SbmActivation | None = None
+        self.expect_signed()
+        self.signed_form = SbmActivation(compile=compile)
 
     def accept_signed(self, x: Tensor) -> None:
         super().accept_signed(x)
         self.fixed_range = None
-        self.signed_form = SbmActivation(compile=self.compile_kernel).to(x.device).train(self.training)
 
     def forget_signed(self) -> None:
         super().forget_signed()
-        self.fixed_range, self.signed_form = (0.0, 1.0), None
+        new = SbmActivation(compile=self.compile_kernel).train(self.training)
+        self.fixed_range, self.signed_form = (0.0, 1.0), new.to(self.signed_inputs.device)
 
     @property
     def lacks_values(self) -> bool:
-        return self.signed_form is not None and self.signed_form.lacks_values
+        return not self.non_negative and self.signed_form.lacks_values
 
     @property
     def adapts(self) -> bool:
-        return self.non_negative if self.signed_form is None else self.signed_form.adapts
+        return self.non_negative or self.signed_form.adapts
 
     def prepare(self, x: Tensor, bits: int) -> None:
-        if self.signed_form is not None:
+        if not self.non_negative:
             self.signed_form.prepare(x, bits)
 
     def forward(self, x: Tensor, bits: Tensor) -> Tensor:
-        if self.signed_form is not None:
+        if not self.non_negative:
             return self.signed_form(x, bits)
         return with_gradient(self.rounded, self._gradient, x, bits)
 

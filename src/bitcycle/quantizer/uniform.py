@@ -120,11 +120,15 @@ class UniformActivation(_StepKeeper):
     def __init__(self, signed: bool = False, compile: bool = False) -> None:
         super().__init__(compile)
         self.signed, self.non_negative = signed, not signed
+        if not signed:
+            self.expect_signed()
 
     def accept_signed(self, x: Tensor) -> None:
+        is_known = bool(self.signed_inputs)  # copied from another model, as its step
         super().accept_signed(x)
         self.signed = True
-        self.restart()
+        if not is_known:
+            self.restart()
 
     def forget_signed(self) -> None:
         super().forget_signed()
@@ -164,6 +168,8 @@ class UnitActivation(TensorQuantizer):
         super().__init__(compile)
         self.low = -1.0 if signed else 0.0
         self.non_negative, self.fixed_range = not signed, (self.low, 1.0)
+        if not signed:
+            self.expect_signed()
 
     def accept_signed(self, x: Tensor) -> None:
         super().accept_signed(x)

@@ -21,7 +21,7 @@ def restart_quantizers(model: nn.Module) -> None:
 def begin_anew(model: nn.Module, initial: Mapping[str, torch.Tensor]) -> None:
     """Give a trained model the state `initial` of a new one, and let its quantizers forget the inputs that they have met."""
     for quantizer in modules_of(model, TensorQuantizer):
-        if "signed_inputs" in quantizer._buffers:
+        if "signed_inputs" in quantizer._buffers and not quantizer.non_negative:
             quantizer.forget_signed()
     restart_quantizers(model)
     model.load_state_dict(initial)

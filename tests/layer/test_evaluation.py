@@ -10,7 +10,7 @@ import torch
 from torch import nn
 
 import bitcycle
-from bitcycle.quantizer import Sbm, SbmActivation
+from bitcycle.quantizer import Dorefa, Sbm, SbmActivation
 from tests.conftest import ROOT
 
 sys.path.insert(0, str(ROOT / "scripts"))
@@ -129,6 +129,16 @@ def test_an_average_from_before_the_first_batch_has_the_buffers_of_training(quan
     average.update_parameters(model)
     torch.testing.assert_close(average.eval()(x), model.eval()(x), rtol=0, atol=0)
     assert list(average.module.state_dict()) == list(model.state_dict())
+
+
+def test_signed_activations_of_dorefa_have_their_range_after_one_step():
+    """It was a tenth of that, as the running range began at zero."""
+    layers = nn.Linear(4, 8), nn.Tanh(), nn.Linear(8, 2)
+    model, x = bitcycle.quantize_model(nn.Sequential(*layers), "dorefa", float_layers=[]), torch.randn(16, 4)
+    torch.testing.assert_close(model(x), model.eval()(x), rtol=0, atol=0.05)
+    for signed in (False, True):
+        released = Dorefa().as_released().activation(compile=False, signed=signed)
+        assert not any("running_weight" in name for name in released.state_dict())
 
 
 @pytest.mark.parametrize("quantizer", ["dorefa", "uniform_l2"])

@@ -17,7 +17,8 @@ rounded; skip connections are not clipped, as in the official ResNet, whose acti
 (declared by the network or detected in the first batch) use SBM's affine quantizer, as [0, 1] would clip them.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from typing import Optional
 
 import torch
 from torch import Tensor
@@ -94,10 +95,11 @@ class DorefaActivation(TensorQuantizer):
     non_negative = True
     fixed_range: tuple[float, float] | None = (0.0, 1.0)
 
-    def __init__(self, compile: bool = False) -> None:
+    def __init__(self, compile: bool = False, debias: bool = False) -> None:
         super().__init__(compile)
+        self.debias = debias
         self.expect_signed()
-        self.signed_form = SbmActivation(compile=compile)
+        self.signed_form = SbmActivation(compile=compile, debias=debias)
 
     def accept_signed(self, x: Tensor) -> None:
         super().accept_signed(x)
@@ -105,7 +107,7 @@ class DorefaActivation(TensorQuantizer):
 
     def forget_signed(self) -> None:
         super().forget_signed()
-        new = SbmActivation(compile=self.compile_kernel).train(self.training)
+        new = SbmActivation(compile=self.compile_kernel, debias=self.debias).train(self.training)
         self.fixed_range, self.signed_form = (0.0, 1.0), new.to(self.signed_inputs.device)
 
     @property
@@ -147,6 +149,15 @@ class Dorefa(QuantizerOptions):
 
     name: str = "dorefa"
     stochastic: bool = setting(True, "add noise to gradients before rounding (DoReFa 2.5)")
+    running_range: Optional[str] = setting(
+        None,
+        "running range of signed activations: starts at zero (code, as SBM's released code), or is corrected for that"
+        " (debiased); null: code on the command line, debiased in quantize_model",
+        choices=("code", "debiased"),
+    )
+
+    def as_released(self) -> "Dorefa":
+        return replace(self, running_range=self.running_range or "code")
 
     def bits(self, role: str) -> range:
         return range(1, 17)
@@ -156,7 +167,8 @@ class Dorefa(QuantizerOptions):
         return FunctionQuantizer(quantize_weight, weight_gradient)
 
     def activation(self, compile: bool, signed: bool = False) -> TensorQuantizer:
-        return SbmActivation(compile=compile) if signed else DorefaActivation(compile)
+        debias = self.running_range != "code"
+        return SbmActivation(compile=compile, debias=debias) if signed else DorefaActivation(compile, debias)
 
     def gradient(self, compile: bool) -> DorefaGradient:
         return DorefaGradient(self.stochastic, compile)

@@ -168,6 +168,22 @@ def test_resuming_keeps_the_step_of_the_stage():
     torch.testing.assert_close(resumed.state_dict(), undisturbed.state_dict(), rtol=0, atol=0)
 
 
+@pytest.mark.parametrize("trains", [True, False])
+def test_loaded_weights_of_a_float_network_have_steps_of_their_own(trains):
+    """They kept those of the weights before: ten times as large, all of them were clipped."""
+    plain, model = (
+        nn.Sequential(nn.Linear(8, 8)),
+        bitcycle.quantize_model(nn.Sequential(nn.Linear(8, 8)), "uniform_l2", float_layers=[]),
+    )
+    x = torch.randn(16, 8)
+    model(x)
+    with torch.no_grad():
+        plain[0].weight.mul_(10)
+    model.load_state_dict(plain.state_dict())
+    expected = bitcycle.quantize_model(plain, "uniform_l2", float_layers=[])
+    assert torch.equal(model.train(trains)(x), expected.train(trains)(x))
+
+
 def test_calibration_sees_all_channels_of_a_large_batch():
     quantizer = UniformL2().activation(compile=False)
     batch = torch.zeros(16, 64, 32, 32)

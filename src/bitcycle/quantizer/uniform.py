@@ -93,6 +93,8 @@ class _StepKeeper(TensorQuantizer):
     def _load_from_state_dict(self, state_dict: dict[str, Any], prefix: str, *arguments: Any) -> None:
         super()._load_from_state_dict(state_dict, prefix, *arguments)
         self.is_prepared |= int(state_dict.get(f"{prefix}step_bits", NEVER)) != NEVER
+        if f"{prefix}step_bits" not in state_dict:  # the weights of a float network, to which the step does not belong
+            self.restart()
 
     def _optimal(self, x: Tensor, bits: int) -> Tensor:
         raise NotImplementedError

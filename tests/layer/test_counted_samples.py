@@ -10,6 +10,7 @@ import torch
 from torch import nn
 
 import bitcycle
+from bitcycle import distributed
 from bitcycle.settings import SettingError
 
 OMITTED = (
@@ -78,6 +79,40 @@ def test_samples_that_are_told_win_over_those_that_are_seen():
         for _ in range(2):  # gradients of two halves
             model({"features": torch.randn(5, 4)})
     assert sum(control.meter.histogram.values()) == 30
+
+
+def cost_of_a_step(model: nn.Module, *batches: torch.Tensor, told: int = 0, batch_dimension: int = 0) -> float:
+    model = bitcycle.quantize_model(model, float_layers=[])
+    schedule = bitcycle.schedule("static", q_max=8, total_steps=2)
+    control = bitcycle.PrecisionController(model, schedule, batch_dimension=batch_dimension)
+    for step in range(2):
+        control.step(step, samples=told)
+        for batch in batches:
+            model(batch)
+    return control.cost().gbitops
+
+
+@pytest.mark.parametrize("told", [5, 10])
+def test_told_samples_have_all_passes_of_a_step(told):
+    """Two views of a batch of 5 were counted as one, unless told as 10; with time first, steps were taken for samples."""
+    views = torch.randn(2, 5, 4)
+    expected = cost_of_a_step(nn.Linear(4, 2), *views)
+    assert cost_of_a_step(nn.Linear(4, 2), *views, told=told) == pytest.approx(expected)
+    assert cost_of_a_step(nn.Linear(4, 2), *views.flatten(0, 1).split([7, 3]), told=told) == pytest.approx(expected)
+    x = torch.randn(7, 5, 3)
+    expected = cost_of_a_step(nn.LSTM(3, 4), x, batch_dimension=1)
+    assert cost_of_a_step(nn.LSTM(3, 4), x, told=told) == pytest.approx(expected)
+
+
+@pytest.mark.parametrize("told", [0, 6])
+def test_told_samples_of_parts_are_those_of_all_processes(told, monkeypatch):
+    """The products of this process were divided by the samples of all."""
+    monkeypatch.setattr(distributed, "world_size", lambda: 2)
+    model = bitcycle.quantize_model(nn.ModuleDict({"a": nn.Linear(4, 4), "b": nn.Linear(4, 2)}), float_layers=[])
+    control = bitcycle.PrecisionController(model, bitcycle.schedule("static", q_max=8, total_steps=1), rank=0)
+    control.step(0, samples=told)
+    model["b"](model["a"](torch.randn(3, 4)))
+    assert sum(layer.forward for layer in control.cost().layers) == 6 * (16 + 8) * 64
 
 
 @pytest.mark.parametrize("told", [False, True])

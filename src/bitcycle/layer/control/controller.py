@@ -43,9 +43,9 @@ class PrecisionController:
     """Applies a schedule to a converted model: call `step(t)` before the forward pass of step t.
 
     Costs depend on the shapes of the model's products, which are traced from the first training batch. The number of samples of a
-    step is passed to `step`; otherwise samples are counted in the model's training-mode forward passes with gradients, which
-    suffices for a plain loop. With several processes, which are taken to have batches of the same size (and gates that choose
-    alike), the samples of all count.
+    step is passed to `step`, and all forward passes of the first step are theirs; otherwise samples are counted in the model's
+    training-mode forward passes with gradients, which suffices for a plain loop. With several processes, which are taken to have
+    batches of the same size (and gates that choose alike), the samples of all count.
     If training calls not the model but its parts (in Lightning, or of a ModuleDict), the samples are those of the part that is
     called first, and the products those of all calls of the first step.
 
@@ -355,7 +355,7 @@ class PrecisionController:
             return workload.within(part, type(model).__name__)
 
         self._first.add(Call(part, samples, passes_gradient, is_trained), traced)
-        self._set_workload(self._first.workload(self._samples_given))
+        self._set_workload(self._first.workload(self._samples_given / distributed.world_size()))
 
     def _end_call(self, _model: nn.Module) -> None:
         self._depth -= 1

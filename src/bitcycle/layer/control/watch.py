@@ -38,8 +38,9 @@ class Call(NamedTuple):
 class FirstStep:
     """The calls of the first training step, whose products represent those of every step.
 
-    Samples are those of the part that is called first. If training calls several parts (a GAN, an encoder and a decoder),
-    the workload lists the products of all calls of the step.
+    Samples are those of the part that is called first. If training calls several parts (a GAN, an encoder and a decoder), or has
+    told another number of samples than its calls have (a batch of two views, or with time in dimension 0), the workload lists the
+    products of all calls of the step.
     """
 
     def __init__(self) -> None:
@@ -70,9 +71,10 @@ class FirstStep:
         if call not in self.workloads:
             self.workloads[call] = traced()
 
-    def workload(self, given: int) -> Workload:
-        """The products of the step; `given`: its samples, if known."""
-        if not self.has_parts:
+    def workload(self, given: float) -> Workload:
+        """The products of the step; `given`: its samples in this process, 0 if not known."""
+        seen = sum(call.samples for call in self.calls if self.counts(call.part))
+        if not self.has_parts and (not given or abs(seen - given) < 1):  # shards of a batch differ by one sample
             return self.workloads[self.calls[0]]
         workloads = [self.workloads[call] for call in self.calls]
         operations, numbers = [], Counter[str]()
@@ -80,7 +82,7 @@ class FirstStep:
             numbers[operation.module] += 1
             suffix = f"#{numbers[operation.module]}" if numbers[operation.module] > 1 else ""
             operations.append(replace(operation, name=operation.module + suffix))
-        samples = given or sum(call.samples for call in self.calls if self.counts(call.part))
+        samples = max(round(given), 1) if given else seen
         counts = {name: sum(getattr(workload, name) for workload in workloads) for name in ELEMENT_COUNTS}
         return Workload(tuple(operations), samples, **counts)
 

@@ -240,6 +240,18 @@ def test_averages_of_weights_leave_bits_and_keys_alone():
     assert control.meter.histogram.total() == 32  # the average was not called
 
 
+def test_layers_outside_of_the_model_that_share_its_bits_are_named(caplog):
+    """Of parts that were converted together, the controller of one set the bits of all without a word."""
+    together = nn.ModuleDict({"body": signed_network(nn.ReLU), "head": nn.Linear(3, 2)})
+    bitcycle.quantize_model(together, float_layers=[])
+    schedule = bitcycle.schedule("CR", q_min=2, q_max=8, cycles=1, total_steps=4)
+    bitcycle.PrecisionController(together, schedule)
+    bitcycle.PrecisionController(bitcycle.quantize_model(signed_network(nn.ReLU), float_layers=[]), schedule)
+    assert not caplog.messages
+    bitcycle.PrecisionController(together["body"], schedule)
+    assert [message.partition(";")[0][-6:] for message in caplog.messages] == [": head"]
+
+
 def test_only_a_converted_model_can_follow():
     model = bitcycle.quantize_model(signed_network(nn.ReLU), float_layers=[])
     control = bitcycle.PrecisionController(model, bitcycle.schedule("CR", q_min=2, q_max=8, cycles=1, total_steps=4))

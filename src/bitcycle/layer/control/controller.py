@@ -20,6 +20,7 @@ from bitcycle.layer.control.watch import (
     FirstStep,
     Watch,
     called_parts,
+    layers_outside,
     name_functions,
     name_zero_weights,
     products_of,
@@ -109,6 +110,12 @@ class PrecisionController:
         self._first, self._is_tracing, self._has_noticed = FirstStep(), True, False
         self._feedback = schedule if isinstance(schedule, FeedbackSchedule) else None
         self._unobserved = self._feedback.state_dict() if self._feedback else None
+        if others := layers_outside(model, self.states):
+            logger.warning(
+                "layers outside of the model were converted with it, share its bits, and follow this controller, too: %s; convert"
+                " parts with schedules of their own one by one",
+                ", ".join([*others[:3], *(["..."] if len(others) > 3 else [])]),
+            )
         if not self.states and schedule.lowest.weight < FLOAT:
             warnings.warn("no layer of the model is quantized: call quantize_model first", stacklevel=2)
         name_zero_weights(model, schedule.lowest)

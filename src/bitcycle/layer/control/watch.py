@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import fields, replace
 from typing import Any, NamedTuple
 
@@ -17,6 +17,7 @@ from bitcycle.layer.compilation import not_compiled
 from bitcycle.layer.conversion.roles import PRODUCT_LAYERS
 from bitcycle.layer.products.quantized import NOTICED_SHARE, QuantizedLayer
 from bitcycle.layer.products.quantized_product import QuantizedProduct
+from bitcycle.layer.state import PrecisionState
 from bitcycle.precision import FLOAT, Precision
 from bitcycle.settings import SettingError
 
@@ -112,6 +113,13 @@ class Watch:
 def products_of(model: nn.Module) -> dict[str, QuantizedProduct]:
     """The quantized products of a model, by name."""
     return {name: module for name, module in model.named_modules() if isinstance(module, QuantizedProduct)}
+
+
+def layers_outside(model: nn.Module, states: Iterable[PrecisionState]) -> list[str]:
+    """Layers that read the bits of a model's states, except fixed ones, and are no part of it, by their names at conversion."""
+    own = set(model.modules())
+    readers = (reader for state in states if not state.fixed for reader in state.readers)
+    return sorted(reader.name for reader in readers if reader not in own)
 
 
 def called_parts(model: nn.Module) -> dict[str, nn.Module]:

@@ -47,6 +47,7 @@ KINDS = {
     "transposed conv": (nn.ConvTranspose2d(3, 4, 3, stride=2), [image(B, 3, 5, 5)], {"conv": B * 25 * 4 * 3 * 9}),
     "linear": (nn.Linear(5, 7), [image(B, 5)], {"linear": B * 35}),
     "linear over a sequence": (nn.Linear(5, 7), [image(B, T, 5)], {"linear": B * T * 35}),
+    "complex linear": (nn.Linear(5, 7, dtype=torch.cfloat), [image(B, 5).to(torch.cfloat)], {"linear": 4 * B * 35}),
     "bilinear": (nn.Bilinear(3, 4, 5), [image(B, 3), image(B, 4)], {"linear": B * 60}),
     "LSTM": (nn.LSTM(5, 7, batch_first=True), [image(B, T, 5)], {"linear": B * T * 28 * (5 + 7)}),
     "LSTM, two layers, both ways": (

@@ -33,7 +33,7 @@ class Product(NamedTuple):
 
     @property
     def macs(self) -> int:
-        """Multiply-accumulates; a sparse operand counts its stored elements only."""
+        """Multiply-accumulates; a sparse operand counts its stored elements only, a complex number as two real ones."""
         return math.prod(self.shape) * self.groups
 
 
@@ -47,10 +47,11 @@ def _convolution(args: Any, output: Tensor, depends: Depends) -> Product:
 
 
 def _matrix_product(x: Tensor, y: Tensor, output: Tensor, depends: Depends) -> Product:
-    """x [..., m, k] times y [..., k, n], or vectors instead of m = 1 and n = 1; one group per matrix of a batch."""
+    """x [..., m, k] times y [..., k, n], or vectors instead of m = 1 and n = 1; one group per matrix of a batch, four if they are
+    complex."""
     if y.dim() > 1 and (torch.strided not in (x.layout, y.layout) or x.layout != y.layout):
         return _sparse_product(x, y, output)
-    groups = x.shape[0] if x.dim() == 3 else 1
+    groups = (x.shape[0] if x.dim() == 3 else 1) * (4 if output.is_complex() else 1)
     m, k, n = x.shape[-2] if x.dim() > 1 else 1, x.shape[-1], y.shape[-1] if y.dim() > 1 else 1
     if depends(y) and not depends(x):  # a weight on the left: the transposed product
         return Product("linear", ProductShape(n, m, k), groups, n, y, x, output)

@@ -160,3 +160,22 @@ def test_biases_are_quantized_where_network_or_setting_says_so():
     layer.precision.set(Precision(1, FLOAT, FLOAT))
     layer.bias.data = torch.tensor([0.0, 0.2, 0.9, 1.0])
     assert layer(torch.zeros(1, 2)).flatten().tolist() == [0, 0, 1, 1]
+
+
+def test_the_product_of_learned_queries_costs_the_bits_of_activations():
+    """It was charged at the bits of weights, as the queries do not depend on the input."""
+
+    class Pooling(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.queries, self.scores = nn.Parameter(torch.randn(3, 4)), MatrixProduct()
+
+        def forward(self, x: Tensor) -> Tensor:
+            return self.scores(self.queries.expand(len(x), 3, 4), x.transpose(1, 2))
+
+    model = quantize_model(Pooling(), float_layers=[])
+    control = PrecisionController(model, bitcycle.schedule("static", q_max=8, total_steps=1))
+    control.step(0)
+    control.use((2, 8, 8))
+    model(torch.randn(5, 7, 4))
+    assert [layer.forward for layer in control.cost().layers] == [5 * 3 * 7 * 4 * 8 * 8]

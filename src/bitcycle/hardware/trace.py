@@ -234,15 +234,17 @@ class _Recorder(TorchDispatchMode):
         moving, held, second = product.moving, product.held, product.second
         wanted = torch.is_grad_enabled() or moving.requires_grad  # gradients are disabled where features are frozen
         options = getattr(module, "quantizer_options", None)  # a quantizer.QuantizerOptions
+        # a layer.QuantizedMatrixProduct, one of whose operands may be learned, as queries are
+        kind = "matmul" if hasattr(module, "left_quantizer") else product.kind
         self.operations.append(
             Operation(
                 name=self._next_name(module),
-                kind=product.kind,
+                kind=kind,
                 macs=product.macs,
                 product=product.shape,
                 groups=product.groups,
                 input_positions=product.input_positions,
-                input_elements=moving.numel() + (held.numel() if product.kind == "matmul" else 0),
+                input_elements=moving.numel() + (held.numel() if kind == "matmul" else 0),
                 output_elements=product.output.numel(),
                 input_gradients=moving.requires_grad + (second is not None and second.requires_grad),
                 fixed_precision=_fixed_precision(module),

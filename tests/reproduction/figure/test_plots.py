@@ -69,6 +69,12 @@ def test_times_are_those_of_one_processor():
     assert found(*shared, *other) == ("CPU, shared", 3)
     assert found(first, *shared[1:]) == ("CPU, shared", 3)
     assert found(first, second, shared[2]) == ("CPU, alone", 2)
+    once = [on("XEON", hour, cell)[0] for hour, cell in enumerate(cells, start=9)]
+    assert found(*once) == ("XEON, alone", 3)
+    twice = [on("CPU", hour, cell)[0] for hour, cell in enumerate(cells[:2], start=13)]
+    several = [replace(cell, runs=cell.runs + more.runs) for cell, more in zip(alone, twice)]
+    both = [replace(cell, runs=cell.runs + more.runs) for cell, more in zip(once, several)]
+    assert found(*both, once[2]) == ("CPU, alone", 2), "twelve seeds of a decided claim, not one of each setting"
 
 
 def test_times_of_shared_machines_are_left_out_beside_others():

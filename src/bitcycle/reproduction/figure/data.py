@@ -149,7 +149,7 @@ def panels_of(data: ItemData, split: str = "") -> list[Panel]:
 
 def timed(panel: Panel) -> Panel:
     """A panel with runs of one processor alone, whose times can be compared: those that had their machine to themselves if they
-    fill half of the cells, else those that fill most of them; its name tells which."""
+    fill half of the cells, of several processors those with most runs, else those that fill most cells; its name tells which."""
 
     def kind(run: Run) -> tuple[str, bool]:
         return run.row.get("processor", ""), not panel.pool.shared_machine(run)
@@ -160,9 +160,12 @@ def timed(panel: Panel) -> Panel:
 
     kinds = sorted({kind(run) for cell in panel.cells for run in cell.runs})
     filled = {one: restricted(*one) for one in kinds}
-    processor, alone = max(
-        kinds, key=lambda one: (one[1] and 2 * len(filled[one]) >= len(panel.cells), len(filled[one]))
-    )
+
+    def merit(one: tuple[str, bool]) -> tuple[bool, int]:
+        are_alone = one[1] and 2 * len(filled[one]) >= len(panel.cells)
+        return are_alone, sum(len(cell.runs) for cell in filled[one]) if are_alone else len(filled[one])
+
+    processor, alone = max(kinds, key=merit)
     words = f"{processor or 'unknown processor'}, {'alone' if alone else 'shared'}"
     return replace(panel, name=f"{panel.name}; {words}", cells=tuple(filled[processor, alone]))
 

@@ -295,6 +295,15 @@ def test_two_damaged_checkpoints_are_an_error_with_a_remedy(tmp_path):
         folder.load()
 
 
+def test_a_checkpoint_that_was_to_become_the_last_is_used_if_the_previous_one_is_damaged(tmp_path):
+    """After a damaged last checkpoint, a kill between the two renames of the next one left none that could be used."""
+    folder = CheckpointFolder(tmp_path)
+    folder.save({"step": 3})
+    os.replace(folder.last, folder.next)
+    folder.previous.write_bytes(b"torn")
+    assert folder.exists() and folder.load()["step"] == 3
+
+
 def test_the_previous_checkpoint_is_kept_and_a_lost_last_one_replaced(tmp_path):
     folder = CheckpointFolder(tmp_path / "checkpoint")
     assert folder.load() is None

@@ -31,7 +31,7 @@ class CheckpointFolder:
 
     def __init__(self, folder: Path, writes: bool = True) -> None:
         self.folder, self.writes = folder, writes
-        self.last, self.previous = folder / "last.pt", folder / "previous.pt"
+        self.last, self.previous, self.next = (folder / f"{name}.pt" for name in ("last", "previous", "next"))
 
     def exists(self) -> bool:
         """Whether there is a checkpoint to resume from."""
@@ -41,11 +41,10 @@ class CheckpointFolder:
         """Write `state` as the last checkpoint and keep the previous one. Raises RunError, changing neither, if it cannot."""
         if not self.writes:
             return
-        fresh = self.last.with_name("next.pt")
-        self._write(fresh, state)
+        self._write(self.next, state)
         if self.last.exists():
             os.replace(self.last, self.previous)
-        os.replace(fresh, self.last)
+        os.replace(self.next, self.last)
         sync_folder(self.last.parent)
 
     def _write(self, path: Path, state: dict[str, Any]) -> None:
@@ -95,7 +94,8 @@ class CheckpointFolder:
         the CPU; on a device, the host would wait for it once per parameter and step.
         """
         problems = []
-        for path in filter(Path.exists, (self.last, self.previous)):
+        # the next one is left if a process is killed before it becomes the last; the previous one may then be a damaged last one
+        for path in filter(Path.exists, (self.last, self.previous, self.next)):
             if problem := _damage(path):
                 problems.append(f"{path.name}: {problem}")
                 logger.warning("skipping the damaged checkpoint %s (%s)", path, problem)

@@ -7,11 +7,13 @@ from dataclasses import replace
 
 import pytest
 
+from bitcycle.errors import DataError
 from bitcycle.files import read_csv
 from bitcycle.reproduction.analysis.collect import collect
 from bitcycle.reproduction.measurement import after_sweep
 from bitcycle.reproduction.measurement.after_sweep import analyse, groups_of, jobs_of, read_entry, sweeps_with_analyses
 from bitcycle.reproduction.measurement.artifacts import read_result
+from bitcycle.reproduction.measurement.surface import Surface
 from bitcycle.settings import SettingError
 from bitcycle.sweep.grid import as_text
 from bitcycle.sweep.registry import Sweep, SweepRun
@@ -46,6 +48,21 @@ def test_after_a_sweep_what_has_its_runs_is_analysed_once(trained, tmp_path, cap
     copies = sorted((summary.parent / "analyses").glob("smoke-*-0-surface-*.csv"))
     assert len(copies) >= 4
     assert all(read_result(path).complete for path in copies)
+
+
+def test_the_exit_code_is_the_worst_not_the_highest(tmp_path, capsys):
+    """Missing data (3) hid a wrong configuration (2)."""
+
+    class Fails:
+        def __init__(self, error: Exception) -> None:
+            self.error, self.path, self.analysis = error, tmp_path / "missing.csv", Surface()
+
+        def run(self) -> None:
+            raise self.error
+
+    jobs = [Fails(DataError("no images")), Fails(SettingError("kind", "x", "is wrong", "change it"))]
+    assert after_sweep.run_jobs("x/y", jobs) == 2
+    assert "no images" in capsys.readouterr().err
 
 
 def test_all_sweep_files_name_analyses_that_exist():

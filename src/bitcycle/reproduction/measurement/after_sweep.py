@@ -36,6 +36,7 @@ from bitcycle.reproduction.measurement.sharpness import Sharpness
 from bitcycle.reproduction.measurement.surface import Surface
 from bitcycle.settings import SettingError, nearest, read_words
 from bitcycle.sweep.composition import composing
+from bitcycle.sweep.execution import worst
 from bitcycle.sweep.grid import as_text
 from bitcycle.sweep.registry import Sweep, SweepRun, index_runs, read_sweep, sweep_files
 
@@ -119,7 +120,7 @@ def run_jobs(name: str, jobs: Sequence[Job | None], dry_run: bool = False) -> in
         f"{name}: {', '.join(f'{count} {what}' for what, count in counts.items() if count) or 'no analyses'}",
         flush=True,
     )
-    return max(codes)
+    return worst(codes)
 
 
 def analyse(sweeps: Mapping[str, Sweep], fixed: Mapping[str, str], conf: Path) -> int:
@@ -129,7 +130,7 @@ def analyse(sweeps: Mapping[str, Sweep], fixed: Mapping[str, str], conf: Path) -
     scale, dry_run = settings.get("scale", "paper"), fixed.get("dry_run", "false").lower()
     if dry_run not in ("true", "false"):
         raise SettingError("dry_run", dry_run, "is not a choice of this command", "use dry_run=true")
-    worst = EXIT_DONE
+    codes = [EXIT_DONE]
     with composing(conf) as compose:
         for name, sweep in sweeps.items():
             runs = index_runs(sweep.expand(scale, settings), compose)
@@ -138,9 +139,9 @@ def analyse(sweeps: Mapping[str, Sweep], fixed: Mapping[str, str], conf: Path) -
                     f"{name}: {len(wrong)} of {len(runs)} runs, wrong configuration: {wrong[0].problem}",
                     file=sys.stderr,
                 )
-                worst = max(worst, EXIT_WRONG_CONFIGURATION)
-            worst = max(worst, run_jobs(name, jobs_of(sweep, scale, runs), dry_run == "true"))
-    return worst
+                codes.append(EXIT_WRONG_CONFIGURATION)
+            codes.append(run_jobs(name, jobs_of(sweep, scale, runs), dry_run == "true"))
+    return worst(codes)
 
 
 def sweeps_with_analyses(root: Path, names: Sequence[str] = ()) -> dict[str, Sweep]:

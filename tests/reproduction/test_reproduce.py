@@ -1,6 +1,7 @@
 """`make reproduce` and `make status` on a small folder of sweeps: order, interruption, states, and what comes out."""
 
 import json
+import math
 import os
 import signal
 import threading
@@ -151,7 +152,7 @@ def test_a_run_that_begins_from_another_comes_after_it_and_none_is_tried_twice(s
     trained, begins_from = [], []
 
     class Pool:
-        stopped_by, workers = None, 1
+        stopped_by, workers, until = None, 1, math.inf
 
         def serve(self, take, ended, put_back):
             while (taken := take()) is not None:

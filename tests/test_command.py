@@ -306,6 +306,10 @@ def test_run_folder_holds_what_the_contract_promises(command, tmp_path):
     assert again[0] == 0
     assert "already done" in again[2]
     assert f"final {summary['final']:.2f}" in again[1]
+    folder.picture.unlink()
+    folder.picture.mkdir()  # it cannot be written, as on a full disk; the finished run counted as a bug
+    code, out, err = command("dataset=digits", "model=resnet8", "scale=smoke", "schedule=RTH", "logging.picture=true")
+    assert code == 0 and "no picture: " in err and "run folder: " in out
 
 
 def test_multirun_trains_what_is_missing_and_reports_the_worst_code(command, tmp_path):

@@ -101,6 +101,8 @@ def run(config: DictConfig, found: list[float]) -> int:
                     print(f"picture: {picture}")
             except ModuleNotFoundError as error:  # what was trained is kept
                 logger.warning("no picture: %s", explain_missing(error) or error)
+            except OSError as error:  # such as a full disk
+                logger.warning("no picture: %s", error)
             print(f"run folder: {plan.folder.path}")
         found += [objective(summary, name) for name in run_config.logging.objective]
     return EXIT_DONE

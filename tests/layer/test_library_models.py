@@ -30,6 +30,64 @@ def test_graph_convolutions_of_dgl():
             torch.testing.assert_close(model["layer"](graph, x), expected)
 
 
+@pytest.mark.parametrize("with_sample", [True, False])
+def test_a_network_of_dgl_has_one_first_and_one_last_layer(with_sample, caplog):
+    """Every layer read the graph and was taken for the first, and a sample ended the process: DGL reads the memory of tensors."""
+    dgl = pytest.importorskip("dgl", reason="dgl ends with Python 3.11")
+    from dgl.nn.pytorch import GraphConv
+
+    class Network(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.layers = nn.ModuleList([GraphConv(5, 8), GraphConv(8, 8), GraphConv(8, 3)])
+
+        def forward(self, graph, x):
+            for layer in self.layers[:-1]:
+                x = layer(graph, x).relu()
+            return self.layers[-1](graph, x)
+
+    graph, x = dgl.add_self_loop(dgl.rand_graph(6, 20)), torch.randn(6, 5)
+    model = bitcycle.quantize_model(Network(), sample=(graph, x) if with_sample else None)
+    assert [isinstance(layer, QuantizedProduct) for layer in model.layers] == [False, True, False]
+    control = bitcycle.PrecisionController(model, bitcycle.schedule("CR", q_min=3, q_max=8, cycles=1, total_steps=2))
+    control.step(0)
+    model(graph, x).sum().backward()
+    assert control.cost().gbitops > 0 and "computed by functions" not in caplog.text
+
+
+def test_a_graph_convolution_without_a_weight_is_no_layer():
+    """It was converted, and its first call ended with an AttributeError."""
+    dgl = pytest.importorskip("dgl", reason="dgl ends with Python 3.11")
+    from dgl.nn.pytorch import GraphConv
+
+    layers = [GraphConv(5, 8), GraphConv(8, 8, weight=False, bias=False)]
+    model = bitcycle.quantize_model(nn.ModuleList(layers), float_layers=[])
+    assert [isinstance(layer, QuantizedProduct) for layer in model] == [True, False]
+    graph, x = dgl.add_self_loop(dgl.rand_graph(6, 20)), torch.randn(6, 5)
+    assert model[1](graph, model[0](graph, x)).shape == (6, 8)
+
+
+def test_a_network_that_holds_its_graph_takes_a_sample():
+    dgl = pytest.importorskip("dgl", reason="dgl ends with Python 3.11")
+
+    class Network(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.graph = dgl.add_self_loop(dgl.rand_graph(6, 20))
+            self.layers = nn.ModuleList([nn.Linear(5, 8), nn.Linear(8, 8), nn.Linear(8, 3)])
+
+        def forward(self, x):
+            for layer in self.layers:
+                x = layer(x)
+                self.graph.ndata["h"] = x
+                self.graph.update_all(dgl.function.copy_u("h", "m"), dgl.function.sum("m", "h"))
+                x = self.graph.ndata.pop("h")
+            return x
+
+    model = bitcycle.quantize_model(Network(), sample=torch.randn(6, 5))
+    assert [isinstance(layer, QuantizedProduct) for layer in model.layers] == [False, True, False]
+
+
 def tiny_transformers() -> dict[str, tuple]:
     transformers = pytest.importorskip("transformers")
     sizes = {"hidden_size": 16, "num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 32}

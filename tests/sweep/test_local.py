@@ -77,6 +77,26 @@ def test_gpus_are_dealt_out_among_the_visible_ones(script, monkeypatch):
     assert set(LocalPool(2, gpus=2).run([script(f"import time; time.sleep(1); {code}")] * 2)) == {12, 13}
 
 
+def test_runs_that_name_a_gpu_see_all_of_them(script, monkeypatch):
+    """A run with training.device=cuda:1 saw one GPU, cuda:0, and failed."""
+    monkeypatch.setattr(local.torch.accelerator, "device_count", lambda: 4)
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+    pool = LocalPool.on({"cuda:1", "cuda:3"}, most=10)
+    assert (pool.workers, pool.method) == (2, "spawn")
+    assert pool.run([script("import os; raise SystemExit('CUDA_VISIBLE_DEVICES' in os.environ)")]) == [0]
+    dealt = LocalPool.on({"auto"}, most=10, runs_per_gpu=2)
+    assert (dealt.workers, dealt.gpus) == (8, 4) and LocalPool.on({"auto"}, most=3).workers == 3
+
+
+def test_runs_on_the_cpu_beside_gpus_are_as_many_as_cores(monkeypatch):
+    """There were as many as GPUs."""
+    monkeypatch.setattr(local.torch.accelerator, "device_count", lambda: 1)
+    monkeypatch.setattr(local, "allowed_cores", lambda: 3)
+    monkeypatch.setattr(local, "memory_limit", lambda: None)
+    pool = LocalPool.on({"cpu"}, most=10)
+    assert pool.gpus == 0 and pool.workers == local.useful_workers(gpus=0) > 1
+
+
 def test_what_another_process_begins_at_the_same_moment_comes_last(tmp_path, script):
     """It was called failed, and the sweep ended with 1 although every run was trained."""
     code = (

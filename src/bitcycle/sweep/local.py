@@ -7,7 +7,7 @@ import signal
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from multiprocessing.process import BaseProcess
 from pathlib import Path
 from typing import TypeVar
@@ -29,10 +29,10 @@ MEMORY_OF_A_RUN = 3 * 2**30
 K = TypeVar("K")
 
 
-def useful_workers(runs_per_gpu: int = 1) -> int:
-    """Default number of parallel runs: `runs_per_gpu` per GPU, or one per CPU core, limited by main memory, that of the
-    container if this has a limit."""
-    if gpus := torch.accelerator.device_count():
+def useful_workers(runs_per_gpu: int = 1, gpus: int | None = None) -> int:
+    """Default number of parallel runs: `runs_per_gpu` per GPU (None: all), or one per CPU core, limited by main memory, that of
+    the container if this has a limit."""
+    if gpus := torch.accelerator.device_count() if gpus is None else gpus:
         return gpus * runs_per_gpu
     try:
         memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
@@ -52,6 +52,16 @@ class LocalPool:
         self.stopped_by: int | None = None
         self.until = math.inf
         """Time (`time.monotonic`) from which runs in progress are stopped as by a signal, and none begins."""
+
+    @classmethod
+    def on(cls, devices: Collection[str], most: int, workers: int | None = None, runs_per_gpu: int = 1) -> "LocalPool":
+        """A pool for at most that many runs with these values of `training.device`. GPUs are not dealt out to runs on the CPU,
+        nor to runs that name theirs, such as cuda:1, which would not be there among the one GPU that each run sees."""
+        if set(devices) == {"cpu"}:
+            return cls(min(workers or useful_workers(gpus=0), most), gpus=0)
+        if any(":" in device for device in devices):
+            return cls(min(workers or len(set(devices)) * runs_per_gpu, most), gpus=0, method="spawn")
+        return cls(min(workers or useful_workers(runs_per_gpu), most))
 
     def run(
         self,

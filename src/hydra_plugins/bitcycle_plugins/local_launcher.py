@@ -26,16 +26,19 @@ class LocalLauncher(BasicLauncher):
 
     def launch_into(self, job_overrides: Sequence[Sequence[str]], folders: Sequence[Path]) -> list[int]:
         """Run every job in parallel and return the exit codes; what another process is training is waited for."""
-        from bitcycle.sweep.local import LocalPool, train_command, useful_workers
+        from bitcycle.sweep.local import LocalPool, train_command
         from bitcycle.training.run_folder import RunFolder
 
         for name, number in {"workers": self.workers, "runs_per_gpu": self.runs_per_gpu}.items():
             if number is not None and not (isinstance(number, int) and number > 0):
                 raise SettingError(f"hydra.launcher.{name}", number, "is not a number of runs", "use 1 or more")
-        workers = min(self.workers or useful_workers(self.runs_per_gpu), len(job_overrides))
+        assert self.config is not None, "the launcher has not been set up"
+        chosen = [dict(word.split("=", 1) for word in words if "=" in word) for words in job_overrides]
+        devices = {words.get("training.device", str(self.config.training.device)) for words in chosen}
+        pool = LocalPool.on(devices, len(job_overrides), self.workers, self.runs_per_gpu)
         commands = [train_command(root_of(self.config), words) for words in job_overrides]
         runs = [RunFolder(folder) for folder in folders]
-        return LocalPool(workers).run(commands, lambda n: runs[n].is_in_use(), lambda n: runs[n].state() == "done")
+        return pool.run(commands, lambda n: runs[n].is_in_use(), lambda n: runs[n].state() == "done")
 
 
 def root_of(config: DictConfig | None) -> Path:

@@ -14,6 +14,7 @@ from torch.utils._pytree import tree_leaves
 
 from bitcycle.hardware import Workload
 from bitcycle.layer.compilation import not_compiled
+from bitcycle.layer.conversion.counterpart import counterpart
 from bitcycle.layer.conversion.roles import PRODUCT_LAYERS
 from bitcycle.layer.products.quantized import NOTICED_SHARE, QuantizedLayer
 from bitcycle.layer.products.quantized_product import QuantizedProduct
@@ -156,8 +157,9 @@ def name_functions(model: nn.Module, workload: Workload) -> None:
     """Warn of products of functions (linear, einsum, scaled_dot_product_attention), which conversion cannot reach."""
     modules, found = dict(model.named_modules()), Counter[str]()
     for operation in workload.operations:
-        known = isinstance(modules.get(operation.module), PRODUCT_LAYERS) or operation.kind == "unknown"
-        if operation.is_float and not known:
+        module = modules.get(operation.module)
+        is_layer = isinstance(module, PRODUCT_LAYERS) or (module is not None and counterpart(module) is not None)
+        if operation.is_float and not is_layer and operation.kind != "unknown":
             found[operation.module] += operation.macs
     share = sum(found.values()) / max(workload.macs, 1)
     if share > NOTICED_SHARE and any(isinstance(module, QuantizedProduct) for module in modules.values()):

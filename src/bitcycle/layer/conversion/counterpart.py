@@ -59,7 +59,10 @@ def is_complex(module: nn.Module) -> bool:
 
 
 def is_empty(module: nn.Module) -> bool:
-    """Whether a module has a weight without elements, as of no outputs; a weight that waits for its first input is none."""
+    """Whether a module has no weight where its class has one (weight=False), or one without elements, as of no outputs; a weight
+    that waits for its first input is none."""
+    if module._parameters.get("weight", module) is None:
+        return True
     return any(type(value) is nn.Parameter and not value.numel() for value in module.parameters(recurse=False))
 
 

@@ -60,7 +60,8 @@ def find_order(model: nn.Module, layers: Mapping[str, nn.Module], sample: Any = 
         with warnings.catch_warnings(action="ignore"):
             if sample is not None:
                 with suppress(Exception), untouched(model):
-                    return Order(_run(model, watched, sample))
+                    if not _reads_addresses(model, sample):
+                        return Order(_run(model, watched, sample))
                 with untouched(model, parameters=True):
                     return Order(_run(model, watched, sample, with_values=True))
             with untouched(model):
@@ -71,6 +72,12 @@ def find_order(model: nn.Module, layers: Mapping[str, nn.Module], sample: Any = 
         if sample is not None:
             raise
         return Order(registered, is_guessed=True)
+
+
+def _reads_addresses(model: nn.Module, sample: Any) -> bool:
+    """Whether a library takes part whose own code reads the memory of tensors, and would end the process for one without."""
+    parts = [part for module in model.modules() for part in (module, *vars(module).values())]
+    return any(type(part).__module__.partition(".")[0] == "dgl" for part in (*parts, *tree_leaves(sample)))
 
 
 def _kind(module: nn.Module) -> str:
@@ -127,10 +134,15 @@ def _symbolic(model: nn.Module, watched: Mapping[str, nn.Module]) -> tuple[Call,
     nodes = [node for node in graph.nodes if node.op == "call_module"]
     found = [(names.get(id(model.get_submodule(str(node.target)))), node) for node in nodes]
     return tuple(
-        Call(name, str(next(iter(node.all_input_nodes), name)), _kind(watched[name]))
-        for name, node in found
-        if name is not None
+        Call(name, str(_data_of(node) or name), _kind(watched[name])) for name, node in found if name is not None
     )
+
+
+def _data_of(node: fx.Node) -> fx.Node | None:
+    """What a layer reads: its first argument that is computed, as an input of the network, such as a graph, may go to every one;
+    otherwise its first argument."""
+    inputs = node.all_input_nodes
+    return next((one for one in inputs if one.op != "placeholder"), next(iter(inputs), None))
 
 
 def layer_roles(layers: Mapping[str, nn.Module], order: Sequence[Call]) -> dict[str, tuple[str, ...]]:

@@ -154,12 +154,13 @@ def _is_container(module: nn.Module) -> bool:
 
 
 def name_functions(model: nn.Module, workload: Workload) -> None:
-    """Warn of products of functions (linear, einsum, scaled_dot_product_attention), which conversion cannot reach."""
+    """Warn of products of functions (linear, einsum, scaled_dot_product_attention), which conversion cannot reach; not of sums
+    over neighbours in a graph, which no layer of PyTorch computes."""
     modules, found = dict(model.named_modules()), Counter[str]()
     for operation in workload.operations:
         module = modules.get(operation.module)
         is_layer = isinstance(module, PRODUCT_LAYERS) or (module is not None and counterpart(module) is not None)
-        if operation.is_float and not is_layer and operation.kind != "unknown":
+        if operation.is_float and not is_layer and operation.kind not in ("aggregation", "unknown"):
             found[operation.module] += operation.macs
     share = sum(found.values()) / max(workload.macs, 1)
     if share > NOTICED_SHARE and any(isinstance(module, QuantizedProduct) for module in modules.values()):

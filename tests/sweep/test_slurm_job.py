@@ -36,6 +36,20 @@ def test_the_first_of_several_tasks_speaks_for_the_run(job, monkeypatch):
     assert job.outcome == (3, "process 1: exit code 3", 0)
 
 
+def test_the_first_task_keeps_the_failure_of_one_that_was_faster(job, monkeypatch):
+    """It began with an outcome of its own, and the job then counted as stopped by SLURM."""
+    job.say("RUNNING")
+    with monkeypatch.context() as patch:
+        patch.setenv("SLURM_PROCID", "1")
+        assert job.start("exit 3").wait(60) == 3
+    assert job.stopped(STOPS, signal.SIGTERM) == 3
+    assert job.outcome == (3, "process 1: exit code 3", 0) and job.requeued == []
+    monkeypatch.setenv("SLURM_RESTART_COUNT", "1")  # requeued by its user
+    job.say("COMPLETING")
+    assert job.stopped(STOPS, signal.SIGTERM) == 75
+    assert job.outcome == (None, None, 0)
+
+
 def test_a_task_that_another_one_ended_is_not_requeued(job, monkeypatch):
     """A failed task makes srun send SIGTERM to the first, whose job is still RUNNING."""
     job.say("RUNNING")

@@ -36,7 +36,8 @@ class SlurmJob:
     task fails, that task writes the outcome and ends the job.
 
     The outcome is written to a small file, as SLURM may not have job accounting:
-    {"job": id, "code": exit code or null before the run has ended, "reason": why it failed, "timeouts": count so far}.
+    {"job": id, "code": exit code or null before the run has ended, "reason": why it failed, "timeouts": count so far,
+    "attempt": how often SLURM has restarted the job}.
     """
 
     command: list[str]
@@ -53,11 +54,14 @@ class SlurmJob:
         for number in (signal.SIGTERM, WARNING, signal.SIGINT):
             signal.signal(number, lambda number, frame: self.received.append(number))
         self.job = submitit.JobEnvironment().job_id  # 7_2; the last job's SLURM_JOB_ID would mean the whole array
-        self.timeouts = int(read_object(self.outcome).get("timeouts") or 0)
+        self.attempt = os.environ.get("SLURM_RESTART_COUNT", "0")
+        before = read_object(self.outcome)
+        self.timeouts = int(before.get("timeouts") or 0)
         task = os.environ.get("SLURM_PROCID", "0")
         if task != "0":
             sys.exit(self._after_process(task, self._train()))
-        self._write(None)
+        if before.get("code") is None or (before.get("job"), before.get("attempt")) != (self.job, self.attempt):
+            self._write(None)  # unless another process of this attempt has failed already
         sys.exit(self._after_run(self._train()))
 
     def _train(self) -> int:
@@ -119,7 +123,8 @@ class SlurmJob:
         return f"stopped, and SLURM does not requeue it: {problem}" if problem else ""
 
     def _write(self, code: int | None, reason: str | None = None) -> None:
-        write_json(self.outcome, {"job": self.job, "code": code, "reason": reason, "timeouts": self.timeouts})
+        state = {"job": self.job, "attempt": self.attempt, "timeouts": self.timeouts}
+        write_json(self.outcome, {**state, "code": code, "reason": reason})
 
 
 def explained(code: int) -> tuple[int, str | None]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from dataclasses import replace
 from pathlib import Path
 
@@ -73,6 +74,21 @@ def test_other_scales_stay_as_they_are(tmp_path):
     record("x/y", SWEEP, "paper", compose, tmp_path)
     both = record("x/y", SWEEP, "mini", compose, tmp_path)
     assert [place.scale for place in both] == ["paper", "paper", "mini", "mini"]
+
+
+def test_two_scales_that_are_recorded_at_the_same_time_both_stay(tmp_path):
+    """The later of two sweeps of an item wrote what it had read before the other's rows were there."""
+    other = threading.Thread(target=lambda: record("x/y", SWEEP, "paper", compose, tmp_path))
+
+    def meanwhile(run: dict[str, str]):
+        if other.ident is None:
+            other.start()
+            other.join(1)  # enough to write, were it not to wait
+        return compose(run)
+
+    record("x/y", SWEEP, "mini", meanwhile, tmp_path)
+    other.join()
+    assert {place.scale for place in read_manifest(tmp_path / "x" / "y.csv")} == {"paper", "mini"}
 
 
 def test_every_sweep_has_a_manifest_that_is_up_to_date():

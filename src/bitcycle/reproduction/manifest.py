@@ -19,7 +19,7 @@ from pathlib import Path
 from bitcycle.configuration import SCALES, RunConfig
 from bitcycle.door import parser_of
 from bitcycle.errors import EXIT_DONE
-from bitcycle.files import read_csv, write_csv
+from bitcycle.files import locked, read_csv, write_csv
 from bitcycle.settings import SettingError
 from bitcycle.sweep.composition import composing
 from bitcycle.sweep.grid import Overrides, substitute
@@ -91,11 +91,16 @@ def computed_otherwise(config: RunConfig) -> RunConfig:
 def record(
     name: str, sweep: Sweep, scale: str, compose: Compose, folder: Path = MANIFEST, recorded: Collection[str] = ()
 ) -> list[Place]:
-    """Update the rows of one scale in the manifest of a sweep PAPER/ITEM; returns the rows of all scales.
+    """Update the rows of one scale in the manifest of a sweep PAPER/ITEM, one process at a time; returns the rows of all scales.
 
     `recorded` are the hashes of finished runs, whose superseded rows are kept.
     """
     path = folder / f"{name}.csv"
+    with locked(path):
+        return _record(path, sweep, scale, compose, recorded)
+
+
+def _record(path: Path, sweep: Sweep, scale: str, compose: Compose, recorded: Collection[str]) -> list[Place]:
     old = read_manifest(path)
     current = [place for place in old if place.scale == scale and not place.superseded]
     known = {frozenset(place.ours.items()): place for place in current}

@@ -88,6 +88,29 @@ def test_a_network_that_holds_its_graph_takes_a_sample():
     assert [isinstance(layer, QuantizedProduct) for layer in model.layers] == [False, True, False]
 
 
+@pytest.mark.parametrize("bits", [32, 4])
+def test_convolutions_of_timm_with_the_padding_of_tensorflow(bits):
+    """The strided convolutions of the tf_ networks stayed float. Zeros of the padding are exact: they are not quantized."""
+    layers = pytest.importorskip("timm.layers.conv2d_same")
+    layer, x = layers.Conv2dSame(4, 6, 3, stride=2), torch.randn(2, 4, 8, 7)
+    expected = layer(x)
+    quantized = bitcycle.quantize_model(nn.Sequential(layer), float_layers=[])[0].eval()
+    quantized.precision.set(Precision(bits, bits, bits))
+    y = quantized(x)
+    if bits < 32:
+        operands = quantized.quantized_operands(x, quantized.call_key())
+        padded = nn.functional.pad(operands[0], (1, 1, 0, 1))  # TensorFlow's for 8 x 7 and a stride of 2
+        expected = nn.functional.conv2d(padded, operands[1], layer.bias, stride=2)
+    torch.testing.assert_close(y, expected)
+
+
+def test_a_network_of_timm_has_no_float_layers_within(caplog):
+    timm = pytest.importorskip("timm")
+    model = timm.create_model("tf_mobilenetv3_small_minimal_100", num_classes=3)
+    bitcycle.quantize_model(model, sample=torch.randn(1, 3, 32, 32))
+    assert "no quantized counterpart" not in caplog.text
+
+
 def tiny_transformers() -> dict[str, tuple]:
     transformers = pytest.importorskip("transformers")
     sizes = {"hidden_size": 16, "num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 32}

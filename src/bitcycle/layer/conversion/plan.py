@@ -31,7 +31,7 @@ DEFAULT_FLOAT_LAYERS = ("first", "last", "shortcut")
 DEFAULT_SIGNED_INPUTS = ("first",)
 """Default of layers with signed inputs if a model defines none: the layer that reads the data."""
 
-_LIBRARIES = ("transformers", "dgl", "torch_geometric")
+_LIBRARIES = ("transformers", "dgl", "timm", "torch_geometric")
 """Libraries with their own layers, supported by a module of the same name in `bitcycle.integrations`."""
 
 

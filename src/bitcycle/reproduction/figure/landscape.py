@@ -158,7 +158,7 @@ def planes(data: ItemData, split: str, height: str, label: str) -> Drawing | Non
 
 def measured(data: ItemData, measurement: str, by: str, column: str, label: str) -> Drawing | None:
     """A column of a measurement of each network, by the categories in column `by` (corruption, noise, box size). Networks with
-    fewer than half as many seeds as another are left out; None if that leaves none to compare with."""
+    fewer than half as many seeds as another are left out."""
     networks = list(itertools.product(data.results.done, (None, 1, 2)))
     if not networks:
         return None
@@ -173,7 +173,7 @@ def measured(data: ItemData, measurement: str, by: str, column: str, label: str)
             style = Style(name, f"C{len(series)}", "os^Dv"[len(series) % 5])
             series[style] = [point(word, over_seeds(values)) for word, values in groups.items()]
             counts.append(_seeds(groups))
-    if len(series) < 2:
+    if not series:
         return None
     figure, axes = panels(1, width=8, height=3.0)
     draw_series(axes[0], series)

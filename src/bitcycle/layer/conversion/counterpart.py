@@ -61,7 +61,8 @@ def is_complex(module: nn.Module) -> bool:
 def is_empty(module: nn.Module) -> bool:
     """Whether a module has no weight where its class has one (weight=False), or one without elements, as of no outputs; a weight
     that waits for its first input is none."""
-    if module._parameters.get("weight", module) is None:
+    own = module._parameters  # of a scripted module, no dictionary
+    if "weight" in own and own["weight"] is None:
         return True
     return any(type(value) is nn.Parameter and not value.numel() for value in module.parameters(recurse=False))
 

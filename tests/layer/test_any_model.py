@@ -449,6 +449,9 @@ def test_a_scripted_part_stays_float():
     model = bitcycle.quantize_model(nn.Sequential(scripted, nn.Linear(4, 2)), float_layers=[])
     assert model[0] is scripted and isinstance(model[1], QuantizedProduct)
     model(torch.randn(3, 4)).sum().backward()
+    parts = [nn.Linear(4, 4), torch.jit.script(nn.Linear(4, 4)), nn.Linear(4, 4), nn.Linear(4, 2)]
+    model = bitcycle.quantize_model(nn.Sequential(*parts), sample=torch.randn(3, 4))  # which hooks watch
+    assert [isinstance(part, QuantizedProduct) for part in model] == [False, False, True, False]
 
 
 def test_the_output_layer_of_float_attention_is_not_named_apart(caplog):

@@ -81,7 +81,10 @@ def _reads_addresses(model: nn.Module, sample: Any) -> bool:
 
 
 def _kind(module: nn.Module) -> str:
-    """Whether the module is a layer (product), an embedding, or another module without parts that has a weight (other)."""
+    """Whether the module is a layer (product), an embedding, or another module without parts that has a weight (other); a
+    scripted module, which takes no hooks, is none."""
+    if isinstance(module, torch.jit.ScriptModule):
+        return ""
     if isinstance(module, _EMBEDDINGS):
         return "embedding"
     if isinstance(module, PRODUCT_LAYERS):

@@ -11,6 +11,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import IO, Any
+from weakref import WeakSet
 
 from bitcycle.errors import RunError
 
@@ -158,7 +159,17 @@ else:
         except OSError as error:
             remedy = "use a disk with file locks; Lustre has them with the mount option flock"
             raise RunError(f"cannot lock {stream.name}: {error.strerror}. Remedy: {remedy}") from error
+        _locked.add(stream)
         return True
+
+    _locked: WeakSet[IO[Any]] = WeakSet()
+
+    def _close_in_child() -> None:
+        """Close the locked files in a forked process, such as a data loader's, which otherwise keeps the locks of a killed parent."""
+        for stream in list(_locked):
+            stream.close()
+
+    os.register_at_fork(after_in_child=_close_in_child)
 
 
 def lock_against_looks(stream: IO[Any]) -> bool:

@@ -17,7 +17,7 @@ import torch
 
 from bitcycle import files
 from bitcycle.errors import RunError
-from bitcycle.files import read_json, read_records, try_lock
+from bitcycle.files import lock_against_looks, read_json, read_records, try_lock
 from bitcycle.quantizer import compiler_works
 from bitcycle.task.classification import Classification
 from bitcycle.training import run
@@ -211,6 +211,27 @@ def test_a_look_at_a_run_does_not_keep_it_from_starting(tmp_path):
         threading.Timer(0.2, looking.close).start()
         with folder.lock():
             assert folder.is_in_use()
+
+
+LOCKED_BY_A_PARENT = """
+import os, sys, time
+from bitcycle.files import try_lock
+stream = open(sys.argv[1], "w")
+assert try_lock(stream)
+if os.fork():
+    os.kill(os.getpid(), 9)
+for descriptor in (1, 2):
+    os.close(descriptor)
+time.sleep(60)
+"""
+
+
+def test_a_forked_process_does_not_keep_the_lock_of_a_killed_one(tmp_path):
+    """The workers of a data loader outlive a training by up to 5 seconds, in which it could not be resumed."""
+    command = [sys.executable, "-c", LOCKED_BY_A_PARENT, tmp_path / "lock"]
+    assert subprocess.run(command, capture_output=True).returncode == -signal.SIGKILL
+    with open(tmp_path / "lock") as stream:
+        assert lock_against_looks(stream)
 
 
 def test_a_disk_without_locks_is_named(tmp_path, monkeypatch):

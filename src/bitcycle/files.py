@@ -165,7 +165,7 @@ else:
     _locked: WeakSet[IO[Any]] = WeakSet()
 
     def _close_in_child() -> None:
-        """Close the locked files in a forked process, such as a data loader's, which otherwise keeps the locks of a killed parent."""
+        """Close locked files in a forked process, such as a data loader's, which otherwise keeps the locks of a killed parent."""
         for stream in list(_locked):
             stream.close()
 

@@ -1,6 +1,8 @@
 """Classes derived from PyTorch's layers, and the last layer of networks whose layers cannot all be converted."""
 
+import copy
 import logging
+import pickle
 
 import pytest
 import torch
@@ -10,6 +12,8 @@ from torch import nn
 import bitcycle
 from bitcycle import distributed
 from bitcycle.layer import QuantizedLayer
+from bitcycle.precision import Precision
+from bitcycle.quantizer import compiler_works
 
 
 class Reordered(nn.Linear):
@@ -126,15 +130,47 @@ def test_a_class_that_changes_nothing_is_converted():
     assert isinstance(bitcycle.quantize_model(nn.Sequential(Named(3, 4, 3)), float_layers=[])[0], QuantizedLayer)
 
 
-OTHERS = (
-    Padded(3, 4, 3),
-    Scaled(4, 4),
-    Noisy(4, 4),
-    Adapted(4, 4),
-    TwoInputs(4, 4),
-    OptionalInput(4, 4),
-    Gathering(4, 4),
-)
+class Masked(nn.Linear):
+    """Its weights of zero would not stay zero when quantized."""
+
+    def __init__(self, *sizes):
+        super().__init__(*sizes)
+        self.register_buffer("mask", torch.ones(sizes[::-1]).tril())
+
+    def forward(self, x):
+        self.weight.data *= self.mask
+        return super().forward(x)
+
+
+class Twice(nn.Linear):
+    def forward(self, x):
+        return super().forward(super().forward(x))
+
+
+class Normalized(nn.Conv2d):
+    """As detectron2's, with normalization and activation of its own."""
+
+    def __init__(self, *sizes):
+        super().__init__(*sizes, bias=False)
+        self.norm = nn.BatchNorm2d(sizes[1])
+
+    def forward(self, x):
+        y = F.conv2d(x, self.weight, self.bias, self.stride, self.padding, self.dilation, self.groups)
+        return F.relu(self.norm(y))
+
+
+class PaddedWithModule(nn.Conv2d):
+    """As efficientnet_pytorch's."""
+
+    def __init__(self, *sizes):
+        super().__init__(*sizes, stride=2)
+        self.static_padding = nn.ZeroPad2d((0, 1, 0, 1))
+
+    def forward(self, x):
+        return self._conv_forward(self.static_padding(x), self.weight, self.bias)
+
+
+OTHERS = (Scaled(4, 4), Adapted(4, 4), TwoInputs(4, 4), Masked(4, 4), Twice(4, 4))
 
 
 @pytest.mark.parametrize("layer", OTHERS, ids=type)
@@ -154,7 +190,7 @@ def test_a_weight_that_is_zero_is_tried_with_others():
 
 @pytest.mark.parametrize(
     "kind",
-    [Constrained, ConstrainedLater, Clipped, ClippedWeight, ClippedBias, ClippedInTraining, Thresholded],
+    [Constrained, ConstrainedLater, ClippedWeight],
 )
 def test_limits_that_show_only_in_large_or_small_numbers_stay(kind):
     """They vanished, as the layer was tried with usual numbers only."""
@@ -163,6 +199,82 @@ def test_limits_that_show_only_in_large_or_small_numbers_stay(kind):
     model = bitcycle.quantize_model(nn.ModuleList([layer, nn.Linear(4, 4)]), float_layers=[])
     assert model[0] is layer
     assert all(torch.equal(value, before[name]) for name, value in layer.state_dict().items())
+
+
+OWN = (Noisy, OptionalInput, Gathering, Clipped, ClippedBias, ClippedInTraining, Thresholded)
+OWN_CONVOLUTIONS = (Padded, PaddedWithModule, Normalized)
+
+
+def own_layers():
+    torch.manual_seed(0)
+    linear = [(kind(4, 6), 5 * torch.randn(3, 4)) for kind in OWN]
+    return linear + [(kind(4, 6, 3), torch.randn(2, 4, 5, 5)) for kind in OWN_CONVOLUTIONS]
+
+
+@pytest.mark.parametrize(("layer", "x"), own_layers(), ids=[kind.__name__ for kind in OWN + OWN_CONVOLUTIONS])
+@pytest.mark.parametrize("training", [True, False])
+def test_a_layer_with_a_forward_of_its_own_keeps_it(layer, x, training):
+    """All of these stayed float. With float bits they compute the same; with few, the same with quantized operands."""
+    layer = copy.deepcopy(layer).train(training)
+    quantized = bitcycle.quantize_model(nn.Sequential(copy.deepcopy(layer)), float_layers=[])[0]
+    assert isinstance(quantized, QuantizedLayer) and isinstance(quantized, type(layer))
+    outputs = []
+    for module in (layer, quantized, pickle.loads(pickle.dumps(quantized)), copy.deepcopy(quantized)):
+        if isinstance(module, QuantizedLayer):
+            module.precision.set(Precision(32, 32, 32))
+        torch.manual_seed(1)
+        own = x.clone().requires_grad_()
+        y = module(own)
+        outputs.append((y, *torch.autograd.grad(y.square().sum(), (own, *module.parameters()))))
+    for others in outputs[1:]:
+        torch.testing.assert_close(others, outputs[0])
+
+
+@pytest.mark.parametrize("kind", OWN_CONVOLUTIONS)
+def test_a_convolution_with_a_forward_of_its_own_multiplies_quantized_operands(kind):
+    """Zeros of its padding are exact, as those of PyTorch's convolutions."""
+    torch.manual_seed(0)
+    layer, x = kind(4, 6, 3), torch.randn(2, 4, 5, 5) + 2
+    quantized = bitcycle.quantize_model(nn.Sequential(copy.deepcopy(layer)), float_layers=[])[0].eval()
+    quantized.precision.set(Precision(3, 3, 3))
+    y = quantized(x)
+    layer.weight.data = quantized.quantized_weight().detach()
+    torch.testing.assert_close(y, layer.eval()(quantized.quantized_operands(x, quantized.call_key())[0]))
+    assert len(y.unique()) > 1
+
+
+@pytest.mark.parametrize("kind", [Padded, Normalized])
+def test_a_layer_with_a_forward_of_its_own_is_compiled(kind):
+    """The compiler hides the padding from the layer, whose zeros were quantized."""
+    if not compiler_works("cpu"):
+        pytest.skip("no compiler")
+    torch._dynamo.reset()
+    torch.manual_seed(0)
+    model = bitcycle.quantize_model(nn.Sequential(kind(4, 6, 3)), float_layers=[]).eval()
+    bitcycle.PrecisionController(model, bitcycle.schedule("static", q_max=3, total_steps=1)).step(0)
+    x = torch.randn(2, 4, 5, 5) + 2
+    torch.testing.assert_close(torch.compile(model)(x), model(x))
+
+
+def test_a_layer_with_a_forward_of_its_own_is_counted():
+    costs = []
+    for kind, options in ((Padded, {}), (nn.Conv2d, {"padding": 1})):
+        model = bitcycle.quantize_model(nn.Sequential(kind(4, 6, 3, **options)), float_layers=[])
+        control = bitcycle.PrecisionController(model, bitcycle.schedule("static", q_max=4, total_steps=1))
+        control.step(0)
+        model(torch.randn(2, 4, 5, 5)).sum().backward()
+        costs.append(control.cost())
+    assert costs[0] == costs[1]
+
+
+def test_a_layer_with_a_forward_of_its_own_is_finalized(tmp_path):
+    x, path = torch.randn(2, 4, 5, 5), tmp_path / "weights.safetensors"
+    trained, loaded = (bitcycle.quantize_model(nn.Sequential(Normalized(4, 6, 3)), float_layers=[]) for _ in range(2))
+    trained(x)
+    bitcycle.finalize(trained.eval(), 4, path)
+    bitcycle.load_finalized(loaded, path)
+    bitcycle.PrecisionController(trained, bitcycle.schedule("static", q_max=4, total_steps=1)).step(0)
+    torch.testing.assert_close(loaded(x), trained(x))
 
 
 def test_trying_a_class_leaves_no_trace():

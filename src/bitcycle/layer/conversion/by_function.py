@@ -2,10 +2,13 @@
 
     P = softmax(s q k^T + mask),  y = P v           both products as quantized `MatrixProduct`
     F.linear(x, layer.weight, bias)                 as the quantized layer computes it, with the given bias
+    F.conv2d(x, self.weight, bias), F.linear        in a layer with a forward of its own: its quantized product
 
 Modules whose methods, or callables held or called by these, name scaled_dot_product_attention get the modules `score_product` and
 `value_product`. A converted module of such a class, or of one that reads the weight of a layer it contains, becomes an instance
-of a subclass of its own class, which redirects these functions in its methods. Its own parameters stay float.
+of a subclass of its own class, which redirects these functions in its methods. Its own parameters stay float. A class derived
+from nn.Linear or a convolution that calls the function with its weight (`counterpart`) has such a subclass as its quantized
+layer. Zeros with which it pads its input are not quantized, as those of PyTorch's convolutions.
 
 All methods redirect, not only forward, as checkpointing calls one of them again in the backward pass. Functions within a method
 cannot, and their checkpointing is refused.
@@ -13,7 +16,7 @@ cannot, and their checkpointing is refused.
 
 import inspect
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from functools import cache, partial, wraps
 from itertools import takewhile
@@ -26,7 +29,8 @@ from torch import Tensor, nn
 from torch.nn.utils.parametrize import is_parametrized
 from torch.overrides import TorchFunctionMode
 
-from bitcycle.layer.products.quantized import QuantizedLinear
+from bitcycle.layer.memory_format import operands_of
+from bitcycle.layer.products.quantized import CONVERSIONS, QuantizedLayer, QuantizedLinear
 from bitcycle.module.layers import MatrixProduct
 from bitcycle.settings import SettingError
 
@@ -34,6 +38,10 @@ ATTENTION_PRODUCTS = ("score_product", "value_product")
 """Names of the two products of attention in the module that computes it."""
 ATTENTION = "scaled_dot_product_attention"
 _NOT_OWN = ("torch", "bitcycle", "builtins")
+PRODUCTS: dict[Any, Any] = {
+    getattr(F, name): getattr(torch.ops.aten, name) for name in ("linear", "conv1d", "conv2d", "conv3d")
+}
+"""Functions that a layer with a forward of its own may call with its weight, and the same under names that are not redirected."""
 _READING = {"linear", "weight"}
 """What a class names that reads the weight of a layer it contains."""
 
@@ -155,16 +163,38 @@ class _Redirecting(nn.Module):
 
     _redirected: type[nn.Module]
     """Its class without the mixin."""
+    _restores: tuple[bool, ...] = ()
+    """Whether it is a layer that pads its input; empty: it is no layer."""
 
     def __reduce_ex__(self, protocol: Any) -> Any:
-        return _restored, (self._redirected,), self.__getstate__()
+        return _restored, (self._redirected, self._restores), self.__getstate__()
 
 
 @cache
 def _redirecting(plain: type[nn.Module]) -> type[nn.Module]:
-    own = {"_redirected": plain, "__module__": plain.__module__, "__qualname__": plain.__qualname__}
+    return _subclass(plain, (_Redirecting, plain), {})
+
+
+@cache
+def quantized_with_own_forward(plain: type[nn.Module], pads: bool) -> type[nn.Module]:
+    """The quantized counterpart of a class derived from nn.Linear or a convolution, whose methods stay as they are: their call of
+    PyTorch's function with the layer's weight computes the quantized product. A layer that pads is not compiled, as the compiler
+    hides F.pad."""
+    quantized = next(CONVERSIONS[base] for base in plain.__mro__ if base in CONVERSIONS)
+    own: dict[str, Any] = {"_restores": (pads,)}
+    if hasattr(plain, "_conv_forward"):  # which the quantized convolution replaces
+        own["_conv_forward"] = plain._conv_forward
+    return _subclass(plain, (_Redirecting, quantized, plain), own, compiled=not pads)
+
+
+def _subclass(
+    plain: type[nn.Module], bases: tuple[type, ...], own: dict[str, Any], compiled: bool = True
+) -> type[nn.Module]:
+    named = {"_redirected": plain, "__module__": plain.__module__, "__qualname__": plain.__qualname__}
     methods = {name: _redirected(method) for name, method in _methods(plain).items()}
-    return type(plain.__name__, (_Redirecting, plain), own | methods)
+    if not compiled:
+        methods["forward"] = torch.compiler.disable(methods["forward"])
+    return type(plain.__name__, bases, own | named | methods)
 
 
 def _methods(kind: type[nn.Module]) -> dict[str, Callable[..., Any]]:
@@ -189,9 +219,10 @@ _REDIRECTED = next(code for code in _redirected.__code__.co_consts if isinstance
 """The code of a redirected method, which is that of all of them."""
 
 
-def _restored(plain: type[nn.Module]) -> nn.Module:
-    kind: type[nn.Module] = _redirecting(plain)  # type: ignore[arg-type]
-    return kind.__new__(kind)
+def _restored(plain: Any, layer: tuple[bool, ...] = ()) -> nn.Module:
+    kind: Any = quantized_with_own_forward(plain, *layer) if layer else _redirecting(plain)
+    module: nn.Module = kind.__new__(kind)
+    return module
 
 
 class _Redirection(TorchFunctionMode):
@@ -199,11 +230,13 @@ class _Redirection(TorchFunctionMode):
         super().__init__()
         self.owner, self.is_differentiated = owner, torch.is_grad_enabled()
         # those with parametrizations recompute their weights at each access
-        layers = [layer for layer in _linear_layers(owner) if not is_parametrized(layer)]
+        found = [owner] if isinstance(owner, QuantizedLayer) else _linear_layers(owner)
+        layers = [layer for layer in found if not is_parametrized(layer)]
         self.weights = [
             layer.weight for layer in layers
         ]  # kept, as a pruned layer replaces it, and others would get its id
         self.layers = {id(weight): layer for weight, layer in zip(self.weights, layers)}
+        self.padded: list[tuple[Tensor, Tensor, Sequence[int]]] = []
 
     def __torch_function__(
         self, func: Callable[..., Any], types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
@@ -214,16 +247,38 @@ class _Redirection(TorchFunctionMode):
                 return torch.ops.aten.scaled_dot_product_attention(*args, **keywords)
             self._refuse_checkpoint()
             return _attention(self.owner, *args, **keywords)
-        if func is F.linear:
-            return self._linear(*args, **keywords)
+        if func in PRODUCTS:
+            return self._product(func, *args, **keywords)
+        if func is F.pad:
+            return self._pad(*args, **keywords)
         return func(*args, **keywords)
 
-    def _linear(self, input: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
-        layer = self.layers.get(id(weight))
+    def _pad(self, input: Tensor, pad: Sequence[int], mode: str = "constant", value: float | None = None) -> Tensor:
+        y = F.pad(input, pad, mode, value)
+        if mode == "constant" and not value:
+            self.padded.append((y, input, pad))
+        return y
+
+    def _product(
+        self, function: Any, input: Tensor, weight: Tensor, bias: Tensor | None = None, *geometry: Any, **named: Any
+    ) -> Any:
+        owner: Any = self.owner
+        layer: Any = self.layers.get(id(weight))
         if layer is None:
-            return F.linear(input, weight, bias)
+            return function(input, weight, bias, *geometry, **named)
         self._refuse_checkpoint()
-        return layer(input, bias)
+        if layer is not self.owner:
+            return layer(input, bias)
+        plain: Any = PRODUCTS[function]
+        whole = input, input, None
+        _, unpadded, pads = next((entry for entry in self.padded if entry[0] is input), whole)
+
+        def product(x: Tensor, weight: Tensor, bias: Tensor | None) -> Any:
+            padded = x if pads is None else F.pad(x, pads)
+            return plain(*operands_of(layer, padded, weight), bias, *geometry, **named)
+
+        y: Tensor = owner.computed_by(product, unpadded, bias)
+        return y
 
     def _refuse_checkpoint(self) -> None:
         """Refuse checkpointing that began within the method: it will call the function again without redirection. Raises

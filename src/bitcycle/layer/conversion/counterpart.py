@@ -3,18 +3,25 @@
 A class derived from a linear layer or a convolution has the counterpart of its base if it defines at most a constructor, initial
 weights and a description, and has no other parameters. A class derived from nn.Linear may also define forward, as Falcon's does,
 if that takes no other argument and returns x W^T + b for random inputs, in training as in evaluation, and for small, usual and
-large numbers, so that limits and thresholds show. All others (noise, scaled weights, adapters) may compute something else and
-stay float, as do layers with complex weights and those without inputs or outputs.
+large numbers, so that limits and thresholds show. Other classes without further parameters that call PyTorch's function once
+with their weight, which they leave as it is, keep their methods, and that call computes the quantized product: padding, noise
+and limits before it, normalization and activations after it (detectron2, efficientnet_pytorch). All others (scaled weights,
+adapters) stay float, as do layers with complex weights and those without inputs or outputs.
 """
 
+from __future__ import annotations
+
 import inspect
+from collections.abc import Callable
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.nn.modules.linear import NonDynamicallyQuantizableLinear
 from torch.nn.utils.parametrize import is_parametrized, type_before_parametrizations
+from torch.overrides import TorchFunctionMode
 
+from bitcycle.layer.conversion.by_function import PRODUCTS, quantized_with_own_forward
 from bitcycle.layer.conversion.untouched import untouched
 from bitcycle.layer.products.quantized import CONVERSIONS
 from bitcycle.layer.products.quantized_product import Quantized
@@ -44,11 +51,19 @@ def counterpart(module: nn.Module) -> type[nn.Module] | None:
         return None
     own = {name for derived in kind.__mro__[: kind.__mro__.index(base)] for name in vars(derived)}
     state = {*module._parameters, *module._buffers, *module._modules}
-    if not own <= _HARMLESS or state != {"weight", "bias"}:
+    if not {"weight", "bias"} <= state or not state - {"weight", "bias"} <= {*module._modules}:
         return None
-    return CONVERSIONS[base] if "forward" not in own or (base is nn.Linear and _multiplies(module)) else None
+    if (
+        own <= _HARMLESS
+        and not module._modules
+        and ("forward" not in own or (base is nn.Linear and _multiplies(module)))
+    ):
+        return CONVERSIONS[base]
+    return _with_own_forward(module) if base in _CALLING else None
 
 
+_CALLING = (nn.Linear, nn.Conv1d, nn.Conv2d, nn.Conv3d)
+"""Bases of classes with methods of their own that may call PyTorch's function."""
 _TRIED: tuple[tuple[float, tuple[int, ...]], ...] = ((1.0, (3,)), (1.0, (2, 3)), (1e-3, (3,)), (1e3, (3,)))
 """Factors of inputs, weights and biases, with the leading sizes of inputs."""
 
@@ -85,19 +100,81 @@ def _multiplies(layer: nn.Module) -> bool:
 def _is_linear(layer: nn.Module, factor: float, sizes: tuple[int, ...], training: bool) -> bool:
     """Whether the forward of the layer's class is linear in this case; computed by a layer with copies of its tensors."""
     generator = torch.Generator().manual_seed(0)
+    probe, weight, bias = _probe(layer, factor, training, generator)
+    x = factor * torch.randn(*sizes, weight.shape[1], generator=generator)
+    expected = nn.functional.linear(x, weight, bias)
+    y = probe.forward(x.clone())
+    tolerance = 1e-4 * float(expected.abs().max())
+    is_same = y.shape == expected.shape and torch.allclose(y, expected, rtol=0, atol=tolerance)
+    return is_same and not _is_changed(probe, weight, bias)
+
+
+def _with_own_forward(layer: nn.Module) -> type[nn.Module] | None:
+    """The counterpart of a layer derived from a linear layer or a convolution that calls PyTorch's function once with its weight,
+    which it keeps, tried with random inputs; None for others."""
+    try:
+        with torch.no_grad(), untouched(layer):
+            tried = [_calls(layer, factor, mode) for factor in (1.0, 1e-3, 1e3) for mode in (True, False)]
+    except Exception:  # other arguments, types or shapes
+        return None
+    calls = [case for case in tried if case is not None]
+    kind: Any = type(layer)
+    return quantized_with_own_forward(kind, any(case.pads for case in calls)) if len(calls) == len(tried) else None
+
+
+def _calls(layer: nn.Module, factor: float, training: bool) -> _Calls | None:
+    """The calls of such a layer in this case; None if it is another."""
+    generator = torch.Generator().manual_seed(0)
+    probe, weight, bias = _probe(layer, factor, training, generator)
+    if isinstance(layer, nn.modules.conv._ConvNd):
+        widths = zip(layer.kernel_size, layer.dilation, layer.stride, strict=True)
+        sizes = (
+            2,
+            layer.in_channels,
+            *(dilation * (kernel - 1) + 1 + 2 * stride for kernel, dilation, stride in widths),
+        )
+    else:
+        sizes = (2, weight.shape[1])
+    with _Calls() as calls:
+        probe.forward(factor * torch.randn(sizes, generator=generator))
+    is_one = len(calls.weights) == 1 and calls.weights[0] is probe.weight
+    return calls if is_one and not _is_changed(probe, weight, bias) else None
+
+
+class _Calls(TorchFunctionMode):
+    """Records the weights with which the functions of layers are called, and whether F.pad is."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.weights: list[Tensor] = []
+        self.pads = False
+
+    def __torch_function__(
+        self, func: Callable[..., Any], types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        keywords = kwargs or {}
+        if func in PRODUCTS:
+            self.weights.append(args[1] if len(args) > 1 else keywords["weight"])
+        self.pads = self.pads or func is nn.functional.pad
+        return func(*args, **keywords)
+
+
+def _probe(
+    layer: nn.Module, factor: float, training: bool, generator: torch.Generator
+) -> tuple[Any, Tensor, Tensor | None]:
+    """A layer with copies of the tensors of `layer`, which are returned, too: its weight, times a factor, and a random bias."""
     weight = layer.weight
     assert isinstance(weight, Tensor)
     if weight.is_meta or not bool(weight.any()):
         weight = torch.randn(weight.shape, generator=generator)
     weight = factor * weight.detach().to("cpu", torch.float32)
     bias = None if layer.bias is None else factor**2 * torch.randn(len(weight), generator=generator)
-    x = factor * torch.randn(*sizes, weight.shape[1], generator=generator)
-    expected = nn.functional.linear(x, weight, bias)
     probe: Any = type(layer).__new__(type(layer))
     operands = {"weight": weight.clone(), "bias": None if bias is None else bias.clone()}
     probe.__dict__.update(vars(layer), _parameters=operands, training=training)
     vars(probe).pop("forward", None)  # assigned to the layer, whose tensors it would use
-    y = probe.forward(x.clone())
-    changed = not torch.equal(probe.weight, weight) or (bias is not None and not torch.equal(probe.bias, bias))
-    tolerance = 1e-4 * float(expected.abs().max())
-    return not changed and y.shape == expected.shape and torch.allclose(y, expected, rtol=0, atol=tolerance)
+    return probe, weight, bias
+
+
+def _is_changed(probe: Any, weight: Tensor, bias: Tensor | None) -> bool:
+    return not torch.equal(probe.weight, weight) or (bias is not None and not torch.equal(probe.bias, bias))

@@ -13,7 +13,7 @@ from torch._prims_common import suggest_memory_format
 from bitcycle import distributed
 from bitcycle.layer.compilation import has_numbers, refuse_tracing
 from bitcycle.layer.memory_format import operands_of
-from bitcycle.layer.products.block_product import CONVOLUTION, Axes
+from bitcycle.layer.products.block_product import CONVOLUTION, Axes, ProductFunction
 from bitcycle.layer.products.quantized import CONVERSIONS, QuantizedLayer
 from bitcycle.module.layers import QuantizableEmbedding
 
@@ -44,9 +44,13 @@ class QuantizedConvolution(QuantizedLayer):
         return convolve(*operands_of(self, x, weight), bias)
 
     def forward(self, input: Tensor) -> Tensor:
+        return self.computed_by(self._conv_forward, input)
+
+    def computed_by(self, convolve: ProductFunction, input: Tensor, *bias: Tensor | None) -> Tensor:
+        """The output for an input by `convolve`; `bias`: in place of the layer's own."""
         if _is_unbatched(input, self):
-            return self.forward(input.unsqueeze(0)).squeeze(0)
-        return _laid_out(self.quantized_product(input, self._conv_forward), input, self)
+            return self.computed_by(convolve, input.unsqueeze(0), *bias).squeeze(0)
+        return _laid_out(self.quantized_product(input, convolve, *bias), input, self)
 
 
 class QuantizedConv1d(QuantizedConvolution, nn.Conv1d):

@@ -181,7 +181,11 @@ class QuantizedLinear(QuantizedLayer, nn.Linear):
 
     def forward(self, input: Tensor, *bias: Tensor | None) -> Tensor:
         """The layer's output; `bias`: in place of the layer's own, from a function that reads its weight."""
-        return self.quantized_product(input, _linear if self.is_read else nn.functional.linear, *bias)
+        return self.computed_by(_linear if self.is_read else nn.functional.linear, input, *bias)
+
+    def computed_by(self, multiply: ProductFunction, input: Tensor, *bias: Tensor | None) -> Tensor:
+        """The output for an input by `multiply`; `bias`: in place of the layer's own."""
+        return self.quantized_product(input, multiply, *bias)
 
 
 def _linear(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:

@@ -330,3 +330,17 @@ def test_a_model_that_cannot_be_copied_is_refused_in_words():
     model.lock = threading.Lock()
     with pytest.raises(SettingError, match=r"cannot be copied for the trace.*Remedy: trace it before it is wrapped"):
         trace(model, torch.zeros(1, 2))
+
+
+def test_results_that_a_model_keeps_in_a_list_are_copied():
+    """As the correlations of torchvision's RAFT, whose report after a training step ended with PyTorch's error."""
+
+    class Keeping(nn.Linear):
+        def forward(self, x):
+            self.kept = {"levels": [super().forward(x)]}
+            return self.kept["levels"][0]
+
+    model, x = Keeping(4, 3), torch.zeros(B, 4)
+    model(x)
+    assert trace(model, x).operations
+    assert model.kept["levels"][0].grad_fn is not None

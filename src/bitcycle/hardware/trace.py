@@ -92,7 +92,7 @@ def _copied(model: nn.Module) -> nn.Module:
     `torch.nn.utils.weight_norm` (as plain tensors). A forward that was assigned to a module and wraps its own, as those of
     torch.compile and torch.autocast, is replaced by the copy's own: it would run the model itself, whose layers are not watched.
     Raises SettingError if the model has other such parts, as with FSDP."""
-    kept = [value for module in model.modules() for value in vars(module).values()]
+    kept = [value for module in model.modules() for value in tree_leaves(list(vars(module).values()))]
     copies: dict[int, Any] = {id(x): x.detach() for x in kept if isinstance(x, Tensor) and not x.is_leaf}
     copies |= {id(x): x.clone_state() for x in kept if isinstance(x, torch.Generator)}
     try:

@@ -65,7 +65,7 @@ def planned_power(claim: Claim, deviation: float | None, margin: float | None, s
     if deviation is None or (claim.value is None and not claim.has_margin):
         return None
     estimate = Estimate(0.0, deviation / math.sqrt(seeds), seeds - 1, seeds)
-    return power(estimate, published_effect(claim), claim.bounds(margin, tested_reference(claim)))
+    return power(estimate, published_effect(claim, margin), claim.bounds(margin, tested_reference(claim)))
 
 
 def _value(text: str) -> tuple[str, float]:

@@ -34,6 +34,7 @@ from bitcycle.reproduction.analysis.verdict import (
     read_claim_results,
     write_claims,
 )
+from bitcycle.reproduction.freeze import planned_power
 from bitcycle.settings import SettingError
 from tests.reproduction.claims_cases import CLAIMS, HIGHER, ONE, OTHER, PAIR, PUBLISHED, cell, verdict
 
@@ -440,6 +441,19 @@ def test_every_arm_counts_in_a_comparison_by_a_statistic():
 def test_arms_that_a_test_would_leave_out_are_refused(changes, problem):
     with pytest.raises(SettingError, match=problem):
         _claim("x", {"id": "y-c1", "sentence": "one is better", "a": {"schedule": "RTH"}, **changes})
+
+
+def test_a_margin_in_percent_takes_the_published_effect_in_percent():
+    """The gap of 3.58 to a perplexity of 103 was compared with 5 % of another network's 64, and no number of seeds would do."""
+    claim = replace(HIGHER, predicate="at_most", margin_percent=8.0, value=2.0)
+    assert verdict(claim, *PAIR).power > 0.9
+    large = replace(claim, value=8.0)
+    assert verdict(large, *PAIR).power < 0.05
+    shared = verdict(replace(large, value_base=4 * 71.5), *PAIR)  # the mean of arm b is 71.5
+    assert shared.power == verdict(claim, *PAIR).power
+    low, high = shared.low, shared.high
+    assert shared.published_inside == (low <= 2.0 <= high) and not verdict(large, *PAIR).published_inside
+    assert planned_power(replace(large, value_base=286.0), 0.75, 5.72, 4) == planned_power(claim, 0.75, 5.72, 4)
 
 
 def test_how_many_seeds_would_decide():

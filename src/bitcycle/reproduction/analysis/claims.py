@@ -37,6 +37,9 @@ class Claim(Settings):
     section: str = setting("", "section of the paper")
     effect: str = setting("", "published effect with its unit")
     value: Optional[float] = setting(None, "published effect as a number, a minus b")
+    value_base: Optional[float] = setting(
+        None, "for a margin in percent: the paper's mean of b, of which value is a part"
+    )
     unit: str = setting("points", "unit of a minus b")
     predicate: str = setting("none", "tested hypothesis", choices=PREDICATES)
     metric: Any = setting("final", "metric of both arms, or a list of one for each; see `metrics.reading`")
@@ -200,9 +203,13 @@ def tested_reference(claim: Claim) -> float:
     return _on_test_scale(claim, float(claim.reference))
 
 
-def published_effect(claim: Claim) -> float:
-    """The published effect on the scale of the test; without a number, that of a margin is 0."""
-    return _on_test_scale(claim, claim.value or 0.0)
+def published_effect(claim: Claim, margin: float | None = None) -> float:
+    """The published effect on the scale of the test; without a number, that of a margin is 0. With `value_base`, the same part of
+    our mean of b as in the paper, given our `margin`, a percentage of that mean."""
+    value = claim.value or 0.0
+    if claim.value_base is not None and margin is not None:
+        value *= margin / (claim.percent / 100) / claim.value_base
+    return _on_test_scale(claim, value)
 
 
 def _on_test_scale(claim: Claim, value: float) -> float:

@@ -27,7 +27,7 @@ LOOKS = 2
 LEAST_POWER = 0.5
 """Claims with less power at the published effect stay out of a family: they could only cost the others."""
 WORDING = (
-    *("id", "sentence", "section", "effect", "value", "looks"),
+    *("id", "sentence", "section", "effect", "value", "value_base", "looks"),
     *("untested", "amended", "quote", "reason", "note", "restates"),
 )
 """The fields of a claim that are not part of its test."""

@@ -312,7 +312,8 @@ def _estimated(claim: Claim, scale: str, outcome: Outcome) -> ClaimResult:
     row.level, row.margin, row.n, row.df = LEVEL, outcome.margin, outcome.estimate.n, outcome.estimate.df or None
     row.deviation, row.power = outcome.estimate.deviation, _power(claim, outcome)
     if claim.value is not None and row.low is not None and row.high is not None and outcome.against is None:
-        row.published_inside = row.low <= claim.value <= row.high
+        size = claim.value if claim.value_base is None else published_effect(claim, outcome.margin)
+        row.published_inside = row.low <= size <= row.high
     return row
 
 
@@ -320,7 +321,8 @@ def _power(claim: Claim, outcome: Outcome) -> float | None:
     """The power of a test at the published effect; None if the paper prints no number, or the deviation is unknown."""
     if outcome.margin is None and (claim.value is None or not claim.arms):  # a published number is not an effect
         return None
-    return power(outcome.estimate, published_effect(claim), claim.bounds(outcome.margin, tested_reference(claim)))
+    bounds = claim.bounds(outcome.margin, tested_reference(claim))
+    return power(outcome.estimate, published_effect(claim, outcome.margin), bounds)
 
 
 def _set_p_value(row: ClaimResult, parts: Sequence[Claim], outcomes: Sequence[Outcome | None]) -> None:

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor, nn
@@ -25,6 +25,8 @@ from bitcycle.layer.conversion.by_function import PRODUCTS, quantized_with_own_f
 from bitcycle.layer.conversion.untouched import untouched
 from bitcycle.layer.products.quantized import CONVERSIONS
 from bitcycle.layer.products.quantized_product import Quantized
+
+T = TypeVar("T")
 
 _PLAIN = frozenset(vars(type("Plain", (nn.Module,), {"__doc__": "", "__annotations__": {}})))
 _HARMLESS = _PLAIN | {
@@ -66,6 +68,8 @@ _CALLING = (nn.Linear, nn.Conv1d, nn.Conv2d, nn.Conv3d)
 """Bases of classes with methods of their own that may call PyTorch's function."""
 _TRIED: tuple[tuple[float, tuple[int, ...]], ...] = ((1.0, (3,)), (1.0, (2, 3)), (1e-3, (3,)), (1e3, (3,)))
 """Factors of inputs, weights and biases, with the leading sizes of inputs."""
+_FEW = 16
+"""Inputs and outputs with which layers are tried first."""
 
 
 def is_complex(module: nn.Module) -> bool:
@@ -88,19 +92,28 @@ _ARGUMENTS = [inspect.Parameter.POSITIONAL_OR_KEYWORD] * 2
 
 def _multiplies(layer: nn.Module) -> bool:
     """Whether a layer with a weight and a bias computes x W^T + b and keeps them, tried with random inputs and a random bias."""
-    try:
-        if [argument.kind for argument in inspect.signature(type(layer).forward).parameters.values()] != _ARGUMENTS:
-            return False  # a converted layer would refuse the others, or take them for a bias
-        with torch.no_grad(), untouched(layer):
-            return all(_is_linear(layer, *case, mode) for case in _TRIED for mode in (True, False))
-    except Exception:  # other arguments, types or shapes: not a linear layer
-        return False
+    if [argument.kind for argument in inspect.signature(type(layer).forward).parameters.values()] != _ARGUMENTS:
+        return False  # a converted layer would refuse the others, or take them for a bias
+    cases = [(*case, mode) for case in _TRIED for mode in (True, False)]
+    return bool(_tried(layer, lambda most: all(_is_linear(layer, *case, most) for case in cases)))
 
 
-def _is_linear(layer: nn.Module, factor: float, sizes: tuple[int, ...], training: bool) -> bool:
+def _tried(layer: nn.Module, attempt: Callable[[int | None], T]) -> T | None:
+    """The result of an attempt with few inputs and outputs, or with all if the methods of the layer do not take fewer; None
+    if both fail. With all of them, the layers of a language model would take minutes."""
+    for most in (_FEW, None):
+        try:
+            with torch.no_grad(), untouched(layer):
+                return attempt(most)
+        except Exception:  # other arguments, types or shapes
+            continue
+    return None
+
+
+def _is_linear(layer: nn.Module, factor: float, sizes: tuple[int, ...], training: bool, most: int | None) -> bool:
     """Whether the forward of the layer's class is linear in this case; computed by a layer with copies of its tensors."""
     generator = torch.Generator().manual_seed(0)
-    probe, weight, bias = _probe(layer, factor, training, generator)
+    probe, weight, bias = _probe(layer, factor, training, generator, most)
     x = factor * torch.randn(*sizes, weight.shape[1], generator=generator)
     expected = nn.functional.linear(x, weight, bias)
     y = probe.forward(x.clone())
@@ -112,33 +125,29 @@ def _is_linear(layer: nn.Module, factor: float, sizes: tuple[int, ...], training
 def _with_own_forward(layer: nn.Module) -> type[nn.Module] | None:
     """The counterpart of a layer derived from a linear layer or a convolution that calls PyTorch's function once with its weight,
     which it keeps, tried with random inputs; None for others."""
-    try:
-        with torch.no_grad(), untouched(layer):
-            tried = [_calls(layer, factor, mode) for factor in (1.0, 1e-3, 1e3) for mode in (True, False)]
-    except Exception:  # other arguments, types or shapes
+    cases = [(factor, mode) for factor in (1.0, 1e-3, 1e3) for mode in (True, False)]
+    calls = _tried(layer, lambda most: [_calls(layer, *case, most) for case in cases])
+    if calls is None or not all(case.suit for case in calls):
         return None
-    calls = [case for case in tried if case is not None]
     kind: Any = type(layer)
-    return quantized_with_own_forward(kind, any(case.pads for case in calls)) if len(calls) == len(tried) else None
+    return quantized_with_own_forward(kind, any(case.pads for case in calls))
 
 
-def _calls(layer: nn.Module, factor: float, training: bool) -> _Calls | None:
-    """The calls of such a layer in this case; None if it is another."""
+def _calls(layer: nn.Module, factor: float, training: bool, most: int | None) -> _Calls:
+    """The calls of such a layer in this case."""
     generator = torch.Generator().manual_seed(0)
-    probe, weight, bias = _probe(layer, factor, training, generator)
+    probe, weight, bias = _probe(layer, factor, training, generator, most)
     if isinstance(layer, nn.modules.conv._ConvNd):
         widths = zip(layer.kernel_size, layer.dilation, layer.stride, strict=True)
-        sizes = (
-            2,
-            layer.in_channels,
-            *(dilation * (kernel - 1) + 1 + 2 * stride for kernel, dilation, stride in widths),
-        )
+        extent = [dilation * (kernel - 1) + 1 + 2 * stride for kernel, dilation, stride in widths]
+        sizes = (2, weight.shape[1] * layer.groups, *extent)
     else:
         sizes = (2, weight.shape[1])
     with _Calls() as calls:
         probe.forward(factor * torch.randn(sizes, generator=generator))
     is_one = len(calls.weights) == 1 and calls.weights[0] is probe.weight
-    return calls if is_one and not _is_changed(probe, weight, bias) else None
+    calls.suit = is_one and not _is_changed(probe, weight, bias)
+    return calls
 
 
 class _Calls(TorchFunctionMode):
@@ -148,6 +157,8 @@ class _Calls(TorchFunctionMode):
         super().__init__()
         self.weights: list[Tensor] = []
         self.pads = False
+        self.suit = False
+        """Whether there is one call, with the layer's own weight."""
 
     def __torch_function__(
         self, func: Callable[..., Any], types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
@@ -160,11 +171,14 @@ class _Calls(TorchFunctionMode):
 
 
 def _probe(
-    layer: nn.Module, factor: float, training: bool, generator: torch.Generator
+    layer: nn.Module, factor: float, training: bool, generator: torch.Generator, most: int | None
 ) -> tuple[Any, Tensor, Tensor | None]:
-    """A layer with copies of the tensors of `layer`, which are returned, too: its weight, times a factor, and a random bias."""
+    """A layer with copies of the tensors of `layer`, which are returned, too: its weight, times a factor, and a random bias; with
+    `most` inputs and outputs, unless it has groups."""
     weight = layer.weight
     assert isinstance(weight, Tensor)
+    if getattr(layer, "groups", 1) == 1:
+        weight = weight[:most, :most]
     if weight.is_meta or not bool(weight.any()):
         weight = torch.randn(weight.shape, generator=generator)
     weight = factor * weight.detach().to("cpu", torch.float32)
@@ -172,6 +186,9 @@ def _probe(
     probe: Any = type(layer).__new__(type(layer))
     operands = {"weight": weight.clone(), "bias": None if bias is None else bias.clone()}
     probe.__dict__.update(vars(layer), _parameters=operands, training=training)
+    if getattr(layer, "groups", 1) == 1:
+        names = ("out_features", "in_features") if isinstance(layer, nn.Linear) else ("out_channels", "in_channels")
+        vars(probe).update(zip(names, weight.shape))
     vars(probe).pop("forward", None)  # assigned to the layer, whose tensors it would use
     return probe, weight, bias
 

@@ -21,7 +21,7 @@ from contextlib import suppress
 from functools import cache, partial, wraps
 from itertools import takewhile
 from types import CodeType, FrameType, FunctionType, MethodType
-from typing import Any
+from typing import Any, cast
 
 import torch
 import torch.nn.functional as F
@@ -249,7 +249,7 @@ class _Redirection(TorchFunctionMode):
             return _attention(self.owner, *args, **keywords)
         if func in PRODUCTS:
             return self._product(func, *args, **keywords)
-        if func is F.pad:
+        if func is F.pad and isinstance(self.owner, QuantizedLayer):
             return self._pad(*args, **keywords)
         return func(*args, **keywords)
 
@@ -262,12 +262,11 @@ class _Redirection(TorchFunctionMode):
     def _product(
         self, function: Any, input: Tensor, weight: Tensor, bias: Tensor | None = None, *geometry: Any, **named: Any
     ) -> Any:
-        owner: Any = self.owner
-        layer: Any = self.layers.get(id(weight))
+        owner, layer = cast("Any", self.owner), cast("Any", self.layers.get(id(weight)))
         if layer is None:
             return function(input, weight, bias, *geometry, **named)
         self._refuse_checkpoint()
-        if layer is not self.owner:
+        if layer is not owner:
             return layer(input, bias)
         plain: Any = PRODUCTS[function]
         whole = input, input, None

@@ -86,16 +86,18 @@ def is_empty(module: nn.Module) -> bool:
     return any(type(value) is nn.Parameter and not value.numel() for value in module.parameters(recurse=False))
 
 
-_ARGUMENTS = [inspect.Parameter.POSITIONAL_OR_KEYWORD] * 2
-"""Kinds of the arguments of a forward that takes one input: self and that."""
-
-
 def _multiplies(layer: nn.Module) -> bool:
     """Whether a layer with a weight and a bias computes x W^T + b and keeps them, tried with random inputs and a random bias."""
-    if [argument.kind for argument in inspect.signature(type(layer).forward).parameters.values()] != _ARGUMENTS:
-        return False  # a converted layer would refuse the others, or take them for a bias
     cases = [(*case, mode) for case in _TRIED for mode in (True, False)]
-    return bool(_tried(layer, lambda most: all(_is_linear(layer, *case, most) for case in cases)))
+    return bool(
+        _tried(layer, lambda most: _takes_input(layer) and all(_is_linear(layer, *case, most) for case in cases))
+    )
+
+
+def _takes_input(layer: nn.Module) -> bool:
+    """Whether it takes nothing else: a converted layer would refuse other arguments, or take them for a bias."""
+    arguments = inspect.signature(type(layer).forward).parameters.values()
+    return [argument.kind for argument in arguments] == [inspect.Parameter.POSITIONAL_OR_KEYWORD] * 2  # self is one
 
 
 def _tried(layer: nn.Module, attempt: Callable[[int | None], T]) -> T | None:

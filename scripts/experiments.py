@@ -18,7 +18,7 @@ ROOT = Path(__file__).parent.parent
 Settings = Mapping[str, Any]
 RECIPE: Mapping[str, Any] = {"steps": 1000, "evaluation_steps": 500, "learning_rate": {"name": "piecewise"}}
 IMAGES: Settings = {
-    "dataset": {"name": "cifar10_16", "train_samples": 640, "test_samples": None},
+    "dataset": {"name": "cifar10_16", "part": "all", "train_samples": 640, "test_samples": None},
     "model": {"name": "resnet8"},
     "training": RECIPE,
 }

@@ -18,6 +18,7 @@ from bitcycle.reproduction.analysis.claims import PREDICATES, Claim, _claim, rea
 from bitcycle.reproduction.analysis.contrast import Pool
 from bitcycle.reproduction.analysis.facts import FACTS
 from bitcycle.reproduction.analysis.items import PAPERS, read_items
+from bitcycle.reproduction.analysis.labels import our_data
 from bitcycle.reproduction.analysis.metrics import METRICS
 from bitcycle.reproduction.analysis.predicates import _all_hold, _t_test
 from bitcycle.reproduction.analysis.verdict import (
@@ -535,3 +536,14 @@ def test_an_epoch_of_a_text_is_one_pass_through_its_words():
     assert run.epochs == pytest.approx(5600 * 20 / 105_000)
     run.settings["task"] = {"name": "language_modelling", "sequence_length": 20}
     assert run.epochs == pytest.approx(5600 * 20 * 20 / 105_000)
+
+
+def test_trainings_on_half_of_the_classes_are_told_from_the_others():
+    """They were pooled with those of all ten classes, and stood beside them in the table of what regimes reach."""
+    whole, half = (
+        cell(70.0, actual={"dataset": "cifar10_16"}, dataset__part=part) for part in ("all", "second_classes")
+    )
+    for one, part in ((whole, "all"), (half, "second_classes")):
+        one.runs[0].settings["dataset"]["part"] = part
+    assert whole.runs[0].group.data == "cifar10_16" and "the other half of the classes" in half.runs[0].group.data
+    assert our_data(half) == our_data(whole) + ", the other half of the classes"

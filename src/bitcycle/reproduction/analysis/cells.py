@@ -97,12 +97,22 @@ class Run:
 
     @cached_property
     def group(self) -> Group:
-        """The group of the run; its data include vocabulary size and number of samples if these are settings."""
+        """The group of the run; its data include the part, vocabulary size and number of samples if these are settings."""
         words = {"vocabulary": "vocabulary of {:,}", "train_samples": "{:,} samples"}
         sizes = [text.format(size) for name, text in words.items() if (size := self.setting(f"dataset.{name}"))]
-        data = self.row.get("dataset", "") + (f" ({', '.join(sizes)})" if sizes else "")
+        limits = [*filter(None, [PARTS.get(self.setting("dataset.part"))]), *sizes]
+        data = self.row.get("dataset", "") + (f" ({', '.join(limits)})" if limits else "")
         row, batch = self.row, str(self.setting("training.batch_size", ""))
         return Group(row["scale"], row.get("model", ""), data, row["metric"], row["total_steps"], batch)
+
+
+PARTS = {
+    "first_classes": "half of the classes",
+    "second_classes": "the other half of the classes",
+    "first_samples": "half of each class",
+    "second_samples": "the other half of each class",
+}
+"""Parts of image data sets in words; `all` has none."""
 
 
 def read_runs(rows: Iterable[Mapping[str, str]], summary: Path) -> list[Run]:

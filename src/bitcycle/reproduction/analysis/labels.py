@@ -5,7 +5,7 @@ from functools import cache
 
 from bitcycle.precision import FLOAT
 from bitcycle.presets import Presets
-from bitcycle.reproduction.analysis.cells import Cell
+from bitcycle.reproduction.analysis.cells import PARTS, Cell
 from bitcycle.settings import Settings
 
 IMAGES = {"cifar10": 10, "cifar10_16": 10, "cifar100": 100, "digits": 10, "imagenet": 1000}
@@ -40,10 +40,10 @@ def our_model(cell: Cell) -> str:
 
 
 def our_data(cell: Cell) -> str:
-    """The data of our runs, with vocabulary size and number of samples if these are settings, and the remark on them."""
+    """The data of our runs, with part, vocabulary size and number of samples if these are settings, and the remark on them."""
     name, vocabulary, samples = map(cell.actual, ("dataset", "dataset.vocabulary", "dataset.train_samples"))
     kind = "images" if name in IMAGES else "pieces of 35 words" if vocabulary and name != "sick" else "samples"
-    words = [label_of("dataset", name)]
+    words = [label_of("dataset", name), *filter(None, [PARTS.get(cell.actual("dataset.part"))])]
     words += [f"vocabulary of {vocabulary:,}"] if vocabulary else []
     words += [f"{samples:,} {kind}"] if samples else []
     return ", ".join([*words, cell.remark] if cell.remark else words)

@@ -250,6 +250,33 @@ def test_checkpointing_changes_no_number(quantizer):
     assert all(map(torch.equal, *found))
 
 
+@pytest.mark.parametrize("segments", [1, 2])
+@pytest.mark.parametrize("quantizer", ["sbm", "fp8"])
+def test_checkpointing_changes_no_number_of_a_layer_called_twice(quantizer, segments):
+    """As in ALBERT. The recomputation of fp8 gave every call the scale of the last one."""
+    from torch.utils.checkpoint import checkpoint
+
+    found = []
+    for recomputes in (False, True):
+        torch.manual_seed(0)
+        model = bitcycle.quantize_model(nn.Sequential(nn.Linear(8, 8)), quantizer, float_layers=[])
+        q_max = 4 if quantizer == "sbm" else 8
+        control = bitcycle.PrecisionController(model, bitcycle.schedule("static", q_max=q_max, total_steps=3))
+
+        def block(x, model=model):
+            return 3 * model(x).relu()
+
+        calls = [block, block] if segments == 2 else [lambda x, block=block: block(block(x))]
+        for step in range(3):
+            control.step(step)
+            y = (1 + step) * torch.randn(5, 8)
+            for call in calls:
+                y = checkpoint(call, y, use_reentrant=False) if recomputes else call(y)
+            y.square().sum().backward()
+        found.append([*model.buffers(), *(parameter.grad for parameter in model.parameters())])
+    assert all(map(torch.equal, *found))
+
+
 @pytest.mark.parametrize("compile", [False, True])
 @pytest.mark.parametrize(("bits", "tolerance"), [(32, 1e-6), (12, 0.02)])
 def test_second_derivatives_pass_straight_through_rounded_gradients(bits, tolerance, compile):

@@ -399,6 +399,22 @@ def test_checkpointed_activations_are_observed_once(reentrant):
     assert all(torch.equal(a, b) for a, b in zip(*states))
 
 
+@pytest.mark.parametrize("reentrant", [False, True])
+def test_checkpointed_micro_batches_count_once_each_and_passes_without_gradients_never(reentrant):
+    """Reentrant checkpointing of a whole model counted the first micro-batch of a step only."""
+    from torch.utils.checkpoint import checkpoint
+
+    model = bitcycle.quantize_model(signed_network(nn.ReLU), float_layers=[])
+    control = bitcycle.PrecisionController(model, bitcycle.schedule("static", q_max=4, total_steps=2))
+    for step in range(2):
+        control.step(step)
+        for _ in range(3):
+            with torch.no_grad():
+                model(torch.randn(4, 6))
+            checkpoint(model, torch.randn(4, 6, requires_grad=True), use_reentrant=reentrant).sum().backward()
+    assert control.cost().samples == 2 * 3 * 4
+
+
 @pytest.mark.filterwarnings("error")
 @pytest.mark.parametrize("reentrant", [False, True])
 def test_checkpointing_inside_a_model_leaves_the_cost_alone(reentrant):

@@ -140,12 +140,22 @@ def test_a_part_chooses_runs_settings_and_seeds(root):
         ({"schedule": ["CR", "RRR"]}, "only.schedule=RRR: is a value of no run of paper/a .* did you mean 'RR'"),
         ({"schedul": "CR"}, "only=schedul: is no setting of the runs of paper/a. .* did you mean 'schedule'"),
         ({"schedule": "CR", "seed": [0, 2]}, "only.seed=2: .* use one of: 0, 1"),
+        ({"schedule": "CR", "model": "resnet9"}, "only.model=resnet9: is a value of no run of paper/a .* 'resnet8'"),
     ],
 )
 def test_a_part_that_chooses_what_no_run_has_is_refused(root, only, words):
     """It chose fewer runs, or none, and the campaign was done without them."""
     with pytest.raises(SettingError, match=words):
         Part("paper/a", scale="smoke", only=only).expand(root, "r")
+
+
+def test_a_part_whose_values_exist_but_in_different_runs_says_which_do_not_meet(root):
+    """It named the value and proposed the same value instead."""
+    grids = "{model: resnet8, schedule: CR}, {model: resnet20, schedule: RR}"
+    (root / "sweeps" / "paper" / "a.yaml").write_text(f"hydra: {{sweeper: {{grids: [{grids}]}}}}")
+    words = r"only.model=resnet20: .* no run of paper/a .* with the rest of `only`. .* combine it with schedule=RR"
+    with pytest.raises(SettingError, match=words):
+        Part("paper/a", only={"schedule": "CR", "model": ["resnet8", "resnet20"]}).expand(root, "r")
 
 
 @pytest.mark.parametrize(

@@ -1,10 +1,12 @@
 """Autograd helpers: straight-through and custom gradients of quantizers, and quantization of gradients."""
 
+import sys
 from collections.abc import Callable
 from typing import Any
 
 import torch
 from torch import Tensor
+from torch.utils.checkpoint import CheckpointFunction
 
 NO_BACKWARD_PASS = -1
 """PyTorch's id of the graph task outside of backward passes."""
@@ -80,6 +82,14 @@ def backward_only(function: Callable[..., Tensor], x: Tensor, *arguments: Any) -
 def is_recomputation() -> bool:
     """Whether this forward pass is part of a backward pass, as with activation checkpointing, and must not change state."""
     return not torch.compiler.is_compiling() and torch._C._current_graph_task_id() != NO_BACKWARD_PASS
+
+
+def is_computed_again() -> bool:
+    """Whether reentrant activation checkpointing, whose forward pass has no gradients, will compute this code once more."""
+    frame = None if torch.compiler.is_compiling() else sys._getframe(1)
+    while frame is not None and frame.f_code is not CheckpointFunction.forward.__code__:
+        frame = frame.f_back
+    return frame is not None
 
 
 def is_differentiated_backward() -> bool:

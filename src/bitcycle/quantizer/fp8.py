@@ -89,15 +89,17 @@ class Fp8Quantizer(Scaled, TensorQuantizer):
     """Weights or activations with one scale, straight-through."""
 
     steps_are_independent = True  # a sequence has one scale
-    last: Tensor | None = None
-    """The magnitude that scaled the last call of a forward pass, for its recomputation."""
+    calls: Tensor | None = None
+    """[2, calls]: largest magnitudes of the last calls, the latest first, and the magnitudes that scaled them."""
 
     def _remembered(self, largest: Tensor, bits: Tensor) -> Tensor:
-        if is_recomputation() and self.last is not None:
-            return self.last
+        """As of all tensors; in a recomputation that of the call with this largest magnitude, the latest of several."""
+        if is_recomputation() and self.calls is not None:
+            return self.calls[1, (self.calls[0] == largest).int().argmax()]
         remembered = super()._remembered(largest, bits)
         if not torch.compiler.is_compiling():  # which would not allow it
-            self.last = remembered
+            call = torch.stack([largest, remembered]).view(2, 1)
+            self.calls = call if self.calls is None else torch.cat([call, self.calls[:, : HISTORY - 1]], dim=1)
         return remembered
 
     def rounded(self, x: Tensor, bits: Tensor) -> Tensor:

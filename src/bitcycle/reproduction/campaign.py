@@ -84,20 +84,31 @@ class Part:
         fixed = {"scale": self.scale, "results_root": results_root}
         runs = [run for given in expand([self.overrides], fixed) for run in sweep.expand(self.scale, given)]
         chosen = [run for run in runs if all(run.get(key) in values for key, values in wanted.items())]
-        for key, values in wanted.items():
-            known = {run[key] for run in runs if key in run}
-            if not known:
-                settings = {name for run in runs for name in run}
-                raise SettingError("only", key, f"is no setting of the runs of {self.sweep}", nearest(key, settings))
-            for value in sorted(values - {run.get(key) for run in chosen}):
-                problem = f"is a value of no run of {self.sweep} that is chosen at {self.scale} scale"
-                raise SettingError(f"only.{key}", value, problem, nearest(value, known))
+        self._check_choice(runs, wanted)
         others = {key: values for key, values in wanted.items() if key != "seed"}
         seeds = {run["seed"] for run in runs if all(run.get(key) in values for key, values in others.items())}
         if self.seeds is not None and seeds != set(map(str, range(self.seeds))):
             problem = f"has no effect: {self.sweep} or `overrides` set the seeds to {', '.join(sorted(seeds))}"
             raise SettingError("seeds", self.seeds, problem, "omit it, and choose seeds as in only: {seed: [0, 1]}")
         return chosen
+
+    def _check_choice(self, runs: list[Overrides], wanted: dict[str, set[str]]) -> None:
+        """Raises SettingError for settings and values of `only` that no run has, or none together with the others."""
+        for key, values in wanted.items():
+            known = {run[key] for run in runs if key in run}
+            if not known:
+                settings = {name for run in runs for name in run}
+                raise SettingError("only", key, f"is no setting of the runs of {self.sweep}", nearest(key, settings))
+            for value in sorted(values - known):
+                problem = f"is a value of no run of {self.sweep} at {self.scale} scale"
+                raise SettingError(f"only.{key}", value, problem, nearest(value, known))
+        for key, values in wanted.items():
+            others = {name: chosen for name, chosen in wanted.items() if name != key}
+            partners = [run for run in runs if all(run.get(name) in chosen for name, chosen in others.items())]
+            for value in sorted(values - {run.get(key) for run in partners}):
+                problem = f"is a value of no run of {self.sweep} at {self.scale} scale with the rest of `only`"
+                possible = {f"{name}={run.get(name)}" for run in runs if run.get(key) == value for name in others}
+                raise SettingError(f"only.{key}", value, problem, f"combine it with {', '.join(sorted(possible))}")
 
     def _check(self) -> None:
         """Raises SettingError for values that are not of the form of a plan, and for settings that are fields of the part."""

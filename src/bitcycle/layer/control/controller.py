@@ -3,6 +3,7 @@
 import logging
 import operator
 import warnings
+from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -32,7 +33,7 @@ from bitcycle.layer.state import PrecisionState
 from bitcycle.layer.twin import modules_of
 from bitcycle.precision import FLOAT, Precision, effective, read_precision
 from bitcycle.quantizer import QuantizerOptions, with_formats
-from bitcycle.quantizer.autograd import is_recomputation
+from bitcycle.quantizer.autograd import is_computed_again, is_recomputation
 from bitcycle.randomness import int32_key
 from bitcycle.schedule import FeedbackSchedule, GatedSchedule, Schedule
 from bitcycle.settings import SettingError
@@ -96,7 +97,8 @@ class PrecisionController:
         self._quantizers = _quantizers_of(model, schedule)
         self.precision: Precision | None = None
         self._used: Precision | None = None  # outside the schedule
-        self.next_step, self._has_counted = 0, False
+        self.next_step = 0
+        self._postponed: Counter[str] = Counter()  # passes without gradients that checkpointing computes again, by part
         self._counting, self._depth = True, 0
         self._untraced: dict[QuantizedProduct, str] = {}  # in the first step; by name, which is empty once traced
         self._awaits_batch, self._uncounted_steps = False, 0
@@ -159,7 +161,8 @@ class PrecisionController:
         for state in self.states:
             state.begin_step(key)
             state.control(precision)
-        self.next_step, self._has_counted, self._is_tracing = t + 1, False, not self._first.calls
+        self.next_step, self._is_tracing = t + 1, not self._first.calls
+        self._postponed.clear()
         self.precision, self._used = precision, None
         self._samples_given = samples
         if samples:
@@ -313,11 +316,16 @@ class PrecisionController:
         self._depth += 1
         if self._depth > 1:
             return
-        if not (model.training and self._counting and torch.is_grad_enabled()) or self.precision is None:
+        if not (model.training and self._counting) or self.precision is None:
             return
-        if self._has_counted and is_recomputation():
+        if not torch.is_grad_enabled():
+            self._postponed[part] += is_computed_again()
             return
-        self._has_counted, self._awaits_batch = True, False
+        if is_recomputation():
+            if not self._postponed[part]:
+                return
+            self._postponed[part] -= 1
+        self._awaits_batch = False
         is_trained = tuple(parameter.requires_grad for parameter in model.parameters())
         if self._is_tracing:
             self._trace(model, arguments, keywords, part, is_trained)

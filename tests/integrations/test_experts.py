@@ -65,6 +65,18 @@ def test_a_step_of_training_counts_their_cost(quantizer):
     assert not any(operation.kind == "unknown" for operation in operations)
 
 
+@pytest.mark.parametrize("quantizer", ["sbm", "mx", "fp8", "multibit"])
+def test_a_batch_without_tokens(quantizer):
+    """As where a mixture of experts drops all tokens of a batch; it ended with an error of torch.cat."""
+    model = bitcycle.quantize_model(mixtures()["mixtral"](), quantizer)
+    (experts, *_) = (module for module in model.modules() if type(module).__name__ == "MixtralExperts")
+    x = torch.zeros(0, 16, requires_grad=True)
+    y = experts(x, torch.zeros(0, 2, dtype=torch.long), torch.zeros(0, 2))
+    assert y.shape == (0, 16)
+    y.sum().backward()
+    assert x.grad.shape == (0, 16) and all(not p.grad.any() for p in experts.parameters() if p.grad is not None)
+
+
 def affine(x, bits, dims):
     low, high = x.amin(dims, keepdim=True), x.amax(dims, keepdim=True)
     scale = (high - low) / (2**bits - 1)

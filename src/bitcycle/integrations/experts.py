@@ -53,7 +53,8 @@ class ExpertProduct(nn.Module):
         weight = weight.transpose(1, 2) if self._owner[0].is_transposed else weight
         biases = [None] * len(counts) if bias is None else bias.unbind(0)
         parts = zip(x.split(counts), weight.unbind(0), biases)
-        return torch.cat([F.linear(*part) for part in parts if len(part[0])])
+        products = [F.linear(*part) for part in parts if len(part[0])]
+        return torch.cat(products) if products else F.linear(x, weight[0], biases[0])
 
 
 class QuantizedExpertProduct(QuantizedLayer, ExpertProduct):

@@ -183,7 +183,7 @@ def copies_of(product: Any, key: Tensor, parts: Sequence[int] | None = None) -> 
         return x.reshape(-1, x.shape[-1]) if axes.samples is None else x
 
     def by_part(x: Tensor, quantize: Callable[[Tensor, int], Tensor]) -> Tensor:
-        if parts is None:
+        if parts is None or not any(parts):
             return quantize(rows(x), 0).view_as(x)
         pieces = enumerate(rows(x).split(list(parts)))
         return torch.cat([quantize(piece, place) for place, piece in pieces if len(piece)]).view_as(x)

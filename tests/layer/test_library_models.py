@@ -104,9 +104,13 @@ def test_convolutions_of_timm_with_the_padding_of_tensorflow(bits):
     torch.testing.assert_close(y, expected)
 
 
-def test_a_network_of_timm_has_no_float_layers_within(caplog):
+@pytest.mark.parametrize(
+    "name", ["tf_mobilenetv3_small_minimal_100", "nf_resnet26", "eca_nfnet_l0", "resnetv2_50x1_bit"]
+)
+def test_a_network_of_timm_has_no_float_layers_within(name, caplog):
+    """Standardized convolutions stayed float."""
     timm = pytest.importorskip("timm")
-    model = timm.create_model("tf_mobilenetv3_small_minimal_100", num_classes=3)
+    model = timm.create_model(name, num_classes=3)
     bitcycle.quantize_model(model, sample=torch.randn(1, 3, 32, 32))
     assert "no quantized counterpart" not in caplog.text
 

@@ -10,6 +10,7 @@ from bitcycle.layer.products.quantized import QuantizedLayer
 from bitcycle.layer.products.quantized_product import QuantizedProduct
 from bitcycle.layer.twin import modules_of
 from bitcycle.quantizer import TensorQuantizer, optimal_step
+from bitcycle.settings import SettingError
 
 
 def restart_quantizers(model: nn.Module) -> None:
@@ -28,8 +29,13 @@ def begin_anew(model: nn.Module, initial: Mapping[str, torch.Tensor]) -> None:
 
 
 def carry_quantized(model: nn.Module) -> None:
-    """Replace the master weights of quantized layers by their quantized values at the current bits."""
+    """Replace the master weights of quantized layers by their quantized values at the current bits. Raises SettingError for
+    layers that compute the weight that they quantize."""
     for layer in modules_of(model, QuantizedLayer):
+        if layer.computes_weight:
+            problem = f"layer {layer.name!r} computes the weight that it quantizes from its own, which stays float"
+            remedy = "list the layer in float_layers, or do not carry weights"
+            raise SettingError("model", type(model).__name__, problem, remedy)
         weight: torch.Tensor = layer.weight
         with torch.no_grad():
             weight.copy_(layer.rows_of(layer.weight_quantizer(layer.rows_of(weight), layer.precision.weight_bits)))

@@ -176,7 +176,9 @@ def name_zero_weights(model: nn.Module, lowest: Precision) -> None:
     names = []
     for name, layer in products_of(model).items():
         bits = layer.precision.precision.weight if layer.precision.fixed else lowest.weight
-        if not isinstance(layer, QuantizedLayer) or not layer.weight_quantizer.has_fixed_steps or bits == FLOAT:
+        if not isinstance(layer, QuantizedLayer) or layer.computes_weight or bits == FLOAT:
+            continue
+        if not layer.weight_quantizer.has_fixed_steps:
             continue
         weight = layer.rows_of(layer.weight.detach())
         if not weight.is_meta and not layer.weight_quantizer(weight, torch.tensor(bits, device=weight.device)).any():

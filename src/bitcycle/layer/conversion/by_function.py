@@ -2,7 +2,8 @@
 
     P = softmax(s q k^T + mask),  y = P v           both products as quantized `MatrixProduct`
     F.linear(x, layer.weight, bias)                 as the quantized layer computes it, with the given bias
-    F.conv2d(x, self.weight, bias), F.linear        in a layer with a forward of its own: its quantized product
+    F.conv2d(x, self.weight, bias), F.linear        in a layer with a forward of its own: its quantized product, also with a
+                                                    weight that it computes from its own
 
 Modules whose methods, or callables held or called by these, name scaled_dot_product_attention get the modules `score_product` and
 `value_product`. A converted module of such a class, or of one that reads the weight of a layer it contains, becomes an instance
@@ -17,7 +18,7 @@ cannot, and their checkpointing is refused.
 import inspect
 import sys
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from functools import cache, partial, wraps
 from itertools import takewhile
 from types import CodeType, FrameType, FunctionType, MethodType
@@ -164,7 +165,7 @@ class _Redirecting(nn.Module):
     _redirected: type[nn.Module]
     """Its class without the mixin."""
     _restores: tuple[bool, ...] = ()
-    """Whether it is a layer that pads its input; empty: it is no layer."""
+    """Whether it is a layer that pads its input, and whether it computes its weight; empty: it is no layer."""
 
     def __reduce_ex__(self, protocol: Any) -> Any:
         return _restored, (self._redirected, self._restores), self.__getstate__()
@@ -176,15 +177,15 @@ def _redirecting(plain: type[nn.Module]) -> type[nn.Module]:
 
 
 @cache
-def quantized_with_own_forward(plain: type[nn.Module], pads: bool) -> type[nn.Module]:
+def quantized_with_own_forward(plain: type[nn.Module], pads: bool, computes_weight: bool = False) -> type[nn.Module]:
     """The quantized counterpart of a class derived from nn.Linear or a convolution, whose methods stay as they are: their call of
-    PyTorch's function with the layer's weight computes the quantized product. A layer that pads is not compiled, as the compiler
-    hides F.pad."""
+    PyTorch's function with the layer's weight, or one that they compute from it, computes the quantized product. A layer that
+    pads is not compiled, as the compiler hides F.pad, nor is one whose weight is another tensor in each call."""
     quantized = next(CONVERSIONS[base] for base in plain.__mro__ if base in CONVERSIONS)
-    own: dict[str, Any] = {"_restores": (pads,)}
+    own: dict[str, Any] = {"_restores": (pads, computes_weight), "computes_weight": computes_weight}
     if hasattr(plain, "_conv_forward"):  # which the quantized convolution replaces
         own["_conv_forward"] = plain._conv_forward
-    return _subclass(plain, (_Redirecting, quantized, plain), own, compiled=not pads)
+    return _subclass(plain, (_Redirecting, quantized, plain), own, compiled=not (pads or computes_weight))
 
 
 def _subclass(
@@ -263,20 +264,26 @@ class _Redirection(TorchFunctionMode):
         self, function: Any, input: Tensor, weight: Tensor, bias: Tensor | None = None, *geometry: Any, **named: Any
     ) -> Any:
         owner, layer = cast("Any", self.owner), cast("Any", self.layers.get(id(weight)))
+        if getattr(owner, "computes_weight", False) and weight.shape == owner.weight.shape:
+            layer = owner
         if layer is None:
             return function(input, weight, bias, *geometry, **named)
         self._refuse_checkpoint()
         if layer is not owner:
             return layer(input, bias)
         plain: Any = PRODUCTS[function]
+        given = dict(zip(("stride", "padding", "dilation", "groups"), geometry)) | named
+        # which the operator, in contrast to the function, does not take as single numbers
+        options = {key: [size] if isinstance(size, int) and key != "groups" else size for key, size in given.items()}
         whole = input, input, None
         _, unpadded, pads = next((entry for entry in self.padded if entry[0] is input), whole)
 
         def product(x: Tensor, weight: Tensor, bias: Tensor | None) -> Any:
             padded = x if pads is None else F.pad(x, pads)
-            return plain(*operands_of(layer, padded, weight), bias, *geometry, **named)
+            return plain(*operands_of(layer, padded, weight), bias, **options)
 
-        y: Tensor = owner.computed_by(product, unpadded, bias)
+        with _in_place_of_its_weight(owner, weight):
+            y: Tensor = owner.computed_by(product, unpadded, bias)
         return y
 
     def _refuse_checkpoint(self) -> None:
@@ -291,6 +298,19 @@ class _Redirection(TorchFunctionMode):
                 remedy = "checkpoint a method, or name the layers that it computes in float_layers"
                 raise SettingError("model", type(self.owner).__name__, problem, remedy)
             frame = frame.f_back
+
+
+@contextmanager
+def _in_place_of_its_weight(layer: QuantizedLayer, weight: Tensor) -> Iterator[None]:
+    """Context in which the weight of a layer is one that its forward has computed from the parameter."""
+    if weight is layer.weight:
+        yield
+        return
+    vars(layer)["weight"] = weight  # found before the parameter
+    try:
+        yield
+    finally:
+        del vars(layer)["weight"]
 
 
 def _attention(

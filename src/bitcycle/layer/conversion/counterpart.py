@@ -5,15 +5,17 @@ weights and a description, and has no other parameters. A class derived from nn.
 if that takes no other argument and returns x W^T + b for random inputs, in training as in evaluation, and for small, usual and
 large numbers, so that limits and thresholds show. Other classes without further parameters that call PyTorch's function once
 with their weight, which they leave as it is, keep their methods, and that call computes the quantized product: padding, noise
-and limits before it, normalization and activations after it (detectron2, efficientnet_pytorch). All others (scaled weights,
-adapters) stay float, as do layers with complex weights and those without inputs or outputs.
+and limits before it, normalization and activations after it (detectron2, efficientnet_pytorch). So do those that call it with a
+weight of the same shape that they compute from their own, as standardized weights (NF-ResNet, BiT), also with further parameters:
+the computed weight is quantized. Weights that are masked or quantized already, with fewer values than the layer's own, stay
+float, as do all others (adapters), layers with complex weights and those without inputs or outputs.
 """
 
 from __future__ import annotations
 
 import inspect
 from collections.abc import Callable
-from typing import Any, TypeVar
+from typing import Any, TypeVar, cast
 
 import torch
 from torch import Tensor, nn
@@ -53,15 +55,17 @@ def counterpart(module: nn.Module) -> type[nn.Module] | None:
         return None
     own = {name for derived in kind.__mro__[: kind.__mro__.index(base)] for name in vars(derived)}
     state = {*module._parameters, *module._buffers, *module._modules}
-    if not {"weight", "bias"} <= state or not state - {"weight", "bias"} <= {*module._modules}:
+    if not {"weight", "bias"} <= state:
         return None
+    has_more = not state - {"weight", "bias"} <= {*module._modules}
     if (
         own <= _HARMLESS
         and not module._modules
+        and not has_more
         and ("forward" not in own or (base is nn.Linear and _multiplies(module)))
     ):
         return CONVERSIONS[base]
-    return _with_own_forward(module) if base in _CALLING else None
+    return _with_own_forward(module, has_more) if base in _CALLING else None
 
 
 _CALLING = (nn.Linear, nn.Conv1d, nn.Conv2d, nn.Conv3d)
@@ -124,15 +128,18 @@ def _is_linear(layer: nn.Module, factor: float, sizes: tuple[int, ...], training
     return is_same and not _is_changed(probe, weight, bias)
 
 
-def _with_own_forward(layer: nn.Module) -> type[nn.Module] | None:
-    """The counterpart of a layer derived from a linear layer or a convolution that calls PyTorch's function once with its weight,
-    which it keeps, tried with random inputs; None for others."""
+def _with_own_forward(layer: nn.Module, has_more: bool) -> type[nn.Module] | None:
+    """The counterpart of a layer derived from a linear layer or a convolution that calls PyTorch's function once, with the weight
+    that it keeps, or with one computed from it, tried with random inputs; None for others. Other parameters and buffers than
+    weight and bias are allowed only with a computed weight."""
     cases = [(factor, mode) for factor in (1.0, 1e-3, 1e3) for mode in (True, False)]
     calls = _tried(layer, lambda most: [_calls(layer, *case, most) for case in cases])
-    if calls is None or not all(case.suit for case in calls):
+    if calls is None or len({case.weight for case in calls}) > 1 or calls[0].weight not in ("computed", "own"):
+        return None
+    if has_more and calls[0].weight == "own":
         return None
     kind: Any = type(layer)
-    return quantized_with_own_forward(kind, any(case.pads for case in calls))
+    return quantized_with_own_forward(kind, any(case.pads for case in calls), calls[0].weight == "computed")
 
 
 def _calls(layer: nn.Module, factor: float, training: bool, most: int | None) -> _Calls:
@@ -142,14 +149,27 @@ def _calls(layer: nn.Module, factor: float, training: bool, most: int | None) ->
     if isinstance(layer, nn.modules.conv._ConvNd):
         widths = zip(layer.kernel_size, layer.dilation, layer.stride, strict=True)
         extent = [dilation * (kernel - 1) + 1 + 2 * stride for kernel, dilation, stride in widths]
-        sizes = (2, weight.shape[1] * layer.groups, *extent)
+        sizes = (2, probe.in_channels, *extent)
     else:
         sizes = (2, weight.shape[1])
-    with _Calls() as calls:
+    with torch.enable_grad(), _Calls() as calls:
+        probe.weight.requires_grad_()
         probe.forward(factor * torch.randn(sizes, generator=generator))
-    is_one = len(calls.weights) == 1 and calls.weights[0] is probe.weight
-    calls.suit = is_one and not _is_changed(probe, weight, bias)
+    if len(calls.weights) == 1 and not _is_changed(probe, weight, bias):
+        calls.weight = _kind_of(calls.weights[0], probe.weight)
     return calls
+
+
+def _kind_of(given: Tensor, own: Tensor) -> str:
+    """Whether a weight is the layer's own, or computed from it with almost as many values; empty if it is neither."""
+    if given is own:
+        return "own"
+    is_computed = given.requires_grad and given.shape == own.shape
+    return "computed" if is_computed and len(given.unique()) >= _VALUES_KEPT * len(own.unique()) else ""
+
+
+_VALUES_KEPT = 0.9
+"""Share of the different values of a weight that one computed from it has: a mask or a quantizer keeps fewer."""
 
 
 class _Calls(TorchFunctionMode):
@@ -159,8 +179,8 @@ class _Calls(TorchFunctionMode):
         super().__init__()
         self.weights: list[Tensor] = []
         self.pads = False
-        self.suit = False
-        """Whether there is one call, with the layer's own weight."""
+        self.weight = ""
+        """Of which kind the weight of the only call is; empty if there is none of use."""
 
     def __torch_function__(
         self, func: Callable[..., Any], types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
@@ -176,23 +196,39 @@ def _probe(
     layer: nn.Module, factor: float, training: bool, generator: torch.Generator, most: int | None
 ) -> tuple[Any, Tensor, Tensor | None]:
     """A layer with copies of the tensors of `layer`, which are returned, too: its weight, times a factor, and a random bias; with
-    `most` inputs and outputs, unless it has groups."""
+    `most` inputs and outputs, or groups and inputs and outputs of each."""
     weight = layer.weight
     assert isinstance(weight, Tensor)
-    if getattr(layer, "groups", 1) == 1:
-        weight = weight[:most, :most]
+    groups = int(getattr(layer, "groups", 1))
+    fewer = groups if most is None else min(groups, most)
+    in_group = None if most is None else max(1, min(most // fewer, len(weight) // groups))
+    weight = weight[: None if in_group is None else fewer * in_group, :most]
     if weight.is_meta or not bool(weight.any()):
         weight = torch.randn(weight.shape, generator=generator)
     weight = factor * weight.detach().to("cpu", torch.float32)
     bias = None if layer.bias is None else factor**2 * torch.randn(len(weight), generator=generator)
     probe: Any = type(layer).__new__(type(layer))
     operands = {"weight": weight.clone(), "bias": None if bias is None else bias.clone()}
-    probe.__dict__.update(vars(layer), _parameters=operands, training=training)
-    if getattr(layer, "groups", 1) == 1:
-        names = ("out_features", "in_features") if isinstance(layer, nn.Linear) else ("out_channels", "in_channels")
-        vars(probe).update(zip(names, weight.shape))
+    others = {name: _part(value, layer, len(weight), generator) for name, value in layer._parameters.items()}
+    probe.__dict__.update(vars(layer), _parameters=others | operands, training=training)
+    if isinstance(layer, nn.Linear):
+        vars(probe).update(out_features=len(weight), in_features=weight.shape[1])
+    else:
+        vars(probe).update(out_channels=len(weight), in_channels=fewer * weight.shape[1], groups=fewer)
     vars(probe).pop("forward", None)  # assigned to the layer, whose tensors it would use
     return probe, weight, bias
+
+
+def _part(parameter: Tensor | None, layer: nn.Module, outputs: int, generator: torch.Generator) -> Tensor | None:
+    """A copy of a parameter, for the first outputs only if it has one value or more for each; random if it is zero, as gains
+    are at first where a block begins as the identity."""
+    if parameter is None:
+        return None
+    if parameter.dim() and len(parameter) == len(cast(Tensor, layer.weight)):
+        parameter = parameter[:outputs]
+    if parameter.is_meta or not bool(parameter.any()):
+        return torch.randn(parameter.shape, generator=generator)
+    return parameter.detach().to("cpu").clone()
 
 
 def _is_changed(probe: Any, weight: Tensor, bias: Tensor | None) -> bool:

@@ -158,6 +158,12 @@ def _layers(model: nn.Module) -> dict[str, QuantizedLayer]:
             problem = f"layer {name!r} recomputes its weight at each call (weight_norm, spectral_norm, prune)"
             remedy = "make it permanent first (remove_parametrizations, prune.remove)"
             raise SettingError("model", type(model).__name__, problem, remedy)
+        if layer.computes_weight:
+            problem = (
+                f"layer {name!r} computes the weight that it quantizes from its own at each call (standardized weights)"
+            )
+            remedy = "save model.state_dict(), which holds the weights and the bits"
+            raise SettingError("model", type(model).__name__, problem, remedy)
         if layer.weight_quantizer.has_blocks:
             problem = "uses blocks with scales, which this file format does not support"
             remedy = "save model.state_dict(), which holds the weights and the bits"

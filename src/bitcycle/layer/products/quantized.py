@@ -48,6 +48,8 @@ class QuantizedLayer(QuantizedProduct):
     """Alternative computation of the layer (compute=codes); not a submodule, as it refers to the layer."""
     weight_name: Any = "weight"
     """Name of its weight parameter, in the layer or in the enclosing recurrent layer or attention."""
+    computes_weight = False
+    """Whether its forward multiplies by a weight that it computes from its own, as a standardized one."""
     axes = LINEAR
     """The dimensions of input, weight and output that products sum over."""
 

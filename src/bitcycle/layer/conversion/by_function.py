@@ -180,12 +180,12 @@ def _redirecting(plain: type[nn.Module]) -> type[nn.Module]:
 def quantized_with_own_forward(plain: type[nn.Module], pads: bool, computes_weight: bool = False) -> type[nn.Module]:
     """The quantized counterpart of a class derived from nn.Linear or a convolution, whose methods stay as they are: their call of
     PyTorch's function with the layer's weight, or one that they compute from it, computes the quantized product. A layer that
-    pads is not compiled, as the compiler hides F.pad, nor is one whose weight is another tensor in each call."""
+    pads is not compiled, as the compiler hides F.pad."""
     quantized = next(CONVERSIONS[base] for base in plain.__mro__ if base in CONVERSIONS)
     own: dict[str, Any] = {"_restores": (pads, computes_weight), "computes_weight": computes_weight}
     if hasattr(plain, "_conv_forward"):  # which the quantized convolution replaces
         own["_conv_forward"] = plain._conv_forward
-    return _subclass(plain, (_Redirecting, quantized, plain), own, compiled=not (pads or computes_weight))
+    return _subclass(plain, (_Redirecting, quantized, plain), own, compiled=not pads)
 
 
 def _subclass(

@@ -10,14 +10,16 @@ import pytest
 import scipy.stats
 import yaml
 
-from bitcycle.files import write_csv
+from bitcycle.files import read_csv, write_csv
 from bitcycle.picture.layout import panels, render
-from bitcycle.reproduction.analysis.cells import Cell, Results
+from bitcycle.reproduction.analysis.cells import Cell, Results, read_runs
+from bitcycle.reproduction.analysis.collect import SUMMARY
 from bitcycle.reproduction.analysis.contrast import Pool
+from bitcycle.reproduction.analysis.facts import fact
 from bitcycle.reproduction.analysis.items import PAPERS, Item
 from bitcycle.reproduction.analysis.statistics import over_seeds
 from bitcycle.reproduction.figure import board, data
-from bitcycle.reproduction.figure.data import ItemData, differences, panels_of, status_line, timed, timed_panels
+from bitcycle.reproduction.figure.data import ItemData, differences, gather, panels_of, status_line, timed, timed_panels
 from bitcycle.reproduction.figure.make import draw_item, inputs_of, make_item, write_picture
 from bitcycle.reproduction.figure.plots import draw_curve, forest, side_by_side
 from bitcycle.reproduction.figure.style import Drawing, Style
@@ -393,6 +395,17 @@ def test_a_paper_without_a_description_still_has_its_numbers(monkeypatch, tmp_pa
     entry = make_item(data_of("cpt/table2"), tmp_path)
     data._content.cache_clear()
     assert entry.picture is None and len(entry.tables[0].rows) == 120
+
+
+def test_cells_of_another_sweep_stand_beside_those_of_a_picture_and_count_nowhere_else():
+    """Appendix E of HLHLp had one of three quantizers beside fine-tuning: the runs of the others are those of table 3."""
+    pool = Pool(read_runs(read_csv(ROOT / SUMMARY), ROOT / SUMMARY))
+    found = gather(ITEMS["hlhlp/appE"], pool, ROOT)
+    assert all(fact(cell, "phases") == "HLHLp" for cell in found.beside)
+    assert {fact(cell, "quantizer") for cell in found.beside} == {"ternary", "multibit"}
+    assert found.drawn.results.cells == (*found.results.cells, *found.beside)
+    assert "hlhlp" not in {cell.ours["schedule"] for cell in found.results.cells if cell.ours["quantizer"] == "ternary"}
+    assert replace(found, results=replace(found.results, cells=())).drawn.results.cells == ()
 
 
 # Unchanged pictures are not redrawn

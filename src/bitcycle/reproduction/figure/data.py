@@ -1,7 +1,7 @@
 """Data of an item for pictures, tables and the page: its runs in comparable groups, and differences paired by seed."""
 
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass, field, replace
 from functools import cache
 from pathlib import Path
 from typing import Any, Optional
@@ -37,6 +37,9 @@ class Spec:
     base: Optional[Selector] = None  # facts that select the baseline
     measures: Sequence[str] = ()  # facts that are additional columns in the table of our runs
     pictures: Sequence[Mapping[str, Any]] = ()  # kind, MODULE.FUNCTION here, with options; draws the first with runs
+    beside: Mapping[str, Selector] = field(
+        default_factory=dict
+    )  # sweep -> facts that select cells of it to be drawn, too
     least: float = 0.5  # fraction of the cells that must have runs for these to be drawn
     appendix: bool = False  # whether results/README.md shows it at its end
     tables: str = "table.tables_of"  # MODULE.FUNCTION here that makes its tables
@@ -60,6 +63,13 @@ class ItemData:
     file: Optional[Path] = None  # sweep file; None if it has none
     sweep: Sweep = Sweep()  # content of the sweep file
     pool: Pool = Pool(())  # all recorded runs, whose pooled deviation is used for settings with few seeds
+    beside: tuple[Cell, ...] = ()  # cells of other sweeps that its picture shows
+
+    @property
+    def drawn(self) -> "ItemData":
+        """What its picture shows: these data, with the cells beside them among its own."""
+        cells = (*self.results.cells, *self.beside) if self.results.done else self.results.cells
+        return replace(self, results=replace(self.results, cells=cells), beside=())
 
     @property
     def spec(self) -> Spec:
@@ -83,7 +93,16 @@ def gather(item: Item, pool: Pool, root: Path) -> ItemData:
     sweep = read_sweep(file) if file else Sweep()
     results = find_results(read_manifest(manifest), with_analyses_of(sweep, pool.runs)) if file else Results()
     numbers, digitized = (read_published(item, published, suffix) for suffix in ("", "_digitized"))
-    return ItemData(item, results, numbers, digitized, root, file, sweep, pool)
+    data = ItemData(item, results, numbers, digitized, root, file, sweep, pool)
+    return replace(data, beside=tuple(_beside(data))) if data.spec.beside else data
+
+
+def _beside(data: ItemData) -> Iterator[Cell]:
+    """The cells with runs, at the scale of an item's, that its description names of other sweeps."""
+    for name, selector in data.spec.beside.items():
+        others = find_results(read_manifest(data.root / MANIFEST / f"{name}.csv"), data.pool.runs)
+        same = others.at(data.results.scale) if data.results.scale else None
+        yield from select(same.done, selector) if same else ()
 
 
 def with_analyses_of(sweep: Sweep, runs: Sequence[Run]) -> Sequence[Run]:

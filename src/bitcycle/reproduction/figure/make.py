@@ -82,7 +82,7 @@ def make_item(data: ItemData, folder: Path) -> Entry:
     item, path = data.item, folder / data.item.paper / data.item.name
     picture = None
     if data.spec.pictures:
-        picture = write_picture(item.id, inputs_of(data), path, lambda: draw_item(data))
+        picture = write_picture(item.id, inputs_of(data.drawn), path, lambda: draw_item(data.drawn))
     tables = resolve_name(f"{__package__}.{data.spec.tables}")(data)
     records, table, page = as_records(tables), *(path.with_name(f"{path.name}.{ending}") for ending in ("csv", "md"))
     if records:

@@ -147,8 +147,20 @@ def test_samples_are_counted_where_they_are():
         model(torch.randn(7, 5, 3))
     with pytest.raises(SettingError, match="batch_dimension=-1: is negative"):  # features were counted as samples
         bitcycle.PrecisionController(model, schedule, batch_dimension=-1)
-    images = bitcycle.layer.control.watch.samples_of(([torch.zeros(3, 8, 8)] * 4,), {}, 0)
-    assert images == 4
+
+
+@pytest.mark.parametrize(
+    ("arguments", "samples"),
+    [
+        (([torch.zeros(3, 8, 8)] * 4,), 4),
+        (((torch.zeros(3, 8, 8),) * 4, ({"boxes": torch.zeros(2, 4)},) * 4), 4),
+        (((torch.zeros(6, 9, 2), torch.zeros(6, 7, 2)),), 6),
+        (((torch.zeros(6, 9, 2), torch.zeros(6, 7, 2)), (torch.zeros(6), torch.zeros(6))), 6),
+    ],
+)
+def test_a_tuple_of_sequences_is_no_list_of_images(arguments, samples):
+    """A network of two sequences had two samples, whatever its batch."""
+    assert bitcycle.layer.control.watch.samples_of(arguments, {}, 0) == samples
 
 
 class Batch:

@@ -201,9 +201,11 @@ def samples_of(arguments: tuple[Any, ...], keywords: dict[str, Any], dimension: 
         raise RuntimeError(
             "cannot tell the batch size: the model's forward pass has no tensor; give step(t, samples=...)"
         )
-    images = next(iter((*arguments, *keywords.values())), None)
+    images, *others = *arguments, *keywords.values()
     if isinstance(images, (list, tuple)) and images and all(isinstance(x, Tensor) and x.dim() == 3 for x in images):
-        return len(images)  # as in torchvision's detectors
+        targets = (other for other in others if isinstance(other, (list, tuple)) and len(other) == len(images))
+        if isinstance(images, list) or any(all(isinstance(x, dict) for x in other) for other in targets):
+            return len(images)  # as in torchvision's detectors; other tuples are one input of several sequences
     if dimension and dimension >= max(tensor.dim() for tensor in tensors):
         problem, remedy = "is no dimension of the forward pass's tensors", "use 0, or give step(t, samples=...)"
         raise SettingError("batch_dimension", dimension, problem, remedy)

@@ -1,6 +1,7 @@
 """Products that a module computes by functions: scaled_dot_product_attention, and linear with the weight of a converted layer.
 
-    P = softmax(s q k^T + mask),  y = P v           both products as quantized `MatrixProduct`
+    P = softmax(s q k^T + mask),  y = P v           both products as quantized `MatrixProduct`; also those of other functions
+                                                    (`by_matmul`)
     F.linear(x, layer.weight, bias)                 as the quantized layer computes it, with the given bias
     F.conv2d(x, self.weight, bias), F.linear        in a layer with a forward of its own: its quantized product, also with a
                                                     weight that it computes from its own
@@ -30,6 +31,7 @@ from torch import Tensor, nn
 from torch.nn.utils.parametrize import is_parametrized
 from torch.overrides import TorchFunctionMode
 
+from bitcycle.layer.conversion import by_matmul
 from bitcycle.layer.memory_format import operands_of
 from bitcycle.layer.products.quantized import CONVERSIONS, QuantizedLayer, QuantizedLinear
 from bitcycle.module.layers import MatrixProduct
@@ -48,18 +50,17 @@ _READING = {"linear", "weight"}
 
 
 def added_products(model: nn.Module) -> dict[str, nn.Module]:
-    """Products to add to modules that call scaled_dot_product_attention, by their future names."""
+    """Products to add to modules that compute attention by functions, by their future names."""
     found: dict[str, nn.Module] = {}
     for name, module in model.named_modules():
-        if not hasattr(module, ATTENTION_PRODUCTS[0]) and ATTENTION in _names(module):
+        if not hasattr(module, ATTENTION_PRODUCTS[0]) and _names_attention(module):
             found |= {f"{name}.{product}".lstrip("."): MatrixProduct() for product in ATTENTION_PRODUCTS}
     return found
 
 
 def may_redirect(module: nn.Module) -> bool:
     """Whether `module` names functions that a conversion redirects."""
-    names = _names(module)
-    return ATTENTION in names or names >= _READING
+    return _names_attention(module) or _names(module) >= _READING
 
 
 def redirect_functions(model: nn.Module) -> None:
@@ -71,6 +72,7 @@ def redirect_functions(model: nn.Module) -> None:
             layer.is_read = True
     for part in {part for module in own for part in module.modules()}:
         if part in own or _names_attention(part):
+            vars(part)["multiplies"] = by_matmul.attends(part, _names(part))
             part.__class__ = _redirecting(type(part))  # type: ignore[arg-type]
 
 
@@ -80,7 +82,8 @@ def _reads(module: nn.Module) -> bool:
 
 
 def _names_attention(module: nn.Module) -> bool:
-    return ATTENTION in _names(module)
+    names = _names(module)
+    return ATTENTION in names or by_matmul.attends(module, names)
 
 
 def _attends(module: nn.Module) -> bool:
@@ -154,6 +157,8 @@ _REDIRECTED_TO_PRODUCTS = {ATTENTION: F.scaled_dot_product_attention, "linear": 
 
 def _code_names(code: CodeType) -> Iterator[str]:
     yield from code.co_names
+    if by_matmul.has_operator(code):
+        yield "matmul"
     for constant in code.co_consts:
         if isinstance(constant, CodeType):
             yield from _code_names(constant)
@@ -220,6 +225,9 @@ _REDIRECTED = next(code for code in _redirected.__code__.co_consts if isinstance
 """The code of a redirected method, which is that of all of them."""
 
 
+_MODULE_CALL = nn.Module._call_impl.__code__
+
+
 def _restored(plain: Any, layer: tuple[bool, ...] = ()) -> nn.Module:
     kind: Any = quantized_with_own_forward(plain, *layer) if layer else _redirecting(plain)
     module: nn.Module = kind.__new__(kind)
@@ -238,6 +246,7 @@ class _Redirection(TorchFunctionMode):
         ]  # kept, as a pruned layer replaces it, and others would get its id
         self.layers = {id(weight): layer for weight, layer in zip(self.weights, layers)}
         self.padded: list[tuple[Tensor, Tensor, Sequence[int]]] = []
+        self.multiplies, self.is_weighted = getattr(owner, "multiplies", False), False
 
     def __torch_function__(
         self, func: Callable[..., Any], types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
@@ -252,7 +261,33 @@ class _Redirection(TorchFunctionMode):
             return self._product(func, *args, **keywords)
         if func is F.pad and isinstance(self.owner, QuantizedLayer):
             return self._pad(*args, **keywords)
+        if self.multiplies and func in by_matmul.PRODUCTS and self._is_own():
+            return self._matrix_product(func, args, keywords)
+        if self.multiplies and func in by_matmul.SOFTMAX and self._is_own():
+            self.is_weighted = True
         return func(*args, **keywords)
+
+    def _is_own(self) -> bool:
+        """Whether a method of the owner calls the function that is handled, and no module within it but an nn.Softmax."""
+        frame: FrameType | None = None if torch.compiler.is_compiling() else sys._getframe(2)
+        while frame is not None:
+            if frame.f_code is _REDIRECTED:
+                return frame.f_locals["self"] is self.owner
+            if frame.f_code is _MODULE_CALL and not isinstance(frame.f_locals["self"], nn.Softmax):
+                return False
+            frame = frame.f_back
+        return True
+
+    def _matrix_product(self, function: Any, arguments: tuple[Any, ...], keywords: dict[str, Any]) -> Any:
+        """A product of attention by the quantized one of the owner: before its softmax, or after it."""
+        found = by_matmul.operands_of(function, arguments, keywords)
+        if found is None:
+            return function(*arguments, **keywords)
+        product = getattr(self.owner, ATTENTION_PRODUCTS[self.is_weighted], None)
+        if product is None:  # left float; under a name that is not redirected by a module around it
+            return by_matmul.PRODUCTS[function](*arguments)
+        self._refuse_checkpoint()
+        return found.result(product(found.a, found.b))
 
     def _pad(self, input: Tensor, pad: Sequence[int], mode: str = "constant", value: float | None = None) -> Tensor:
         y = F.pad(input, pad, mode, value)

@@ -1,0 +1,106 @@
+"""Attention that a module computes by products of its own: matmul, bmm, `@` or einsum of two activations, around a softmax.
+
+    P = softmax(s q k^T),  y = P v           products before the softmax as `score_product`, those after it as `value_product`
+
+A class is taken for one that attends if it names softmax, or holds an nn.Softmax, and names a product or has the operator `@`. Of
+its products, those count whose operands are two activations of three dimensions or more; weights and their views do not, nor do
+products with other arguments (`out`, einsum of three). Whether a product comes before or after the softmax is found in each call.
+"""
+
+import dis
+from collections.abc import Callable, Mapping, Sequence
+from types import CodeType
+from typing import Any, NamedTuple
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+SOFTMAX = (F.softmax, torch.softmax, Tensor.softmax)
+PRODUCTS: dict[Any, Any] = {
+    torch.matmul: torch.ops.aten.matmul,
+    Tensor.matmul: torch.ops.aten.matmul,
+    Tensor.__matmul__: torch.ops.aten.matmul,
+    torch.bmm: torch.ops.aten.bmm,
+    Tensor.bmm: torch.ops.aten.bmm,
+    torch.einsum: lambda equation, *operands: torch.ops.aten.einsum(equation, operands),
+}
+"""Functions of two activations, and the same under names that are not redirected."""
+_NAMES = {"matmul", "bmm", "einsum"}
+_REGISTRY = "ALL_ATTENTION_FUNCTIONS"
+"""What a class of transformers names that takes its attention from a registry, in which an integration replaces it."""
+_BINARY, _MATRIX = dis.opmap["BINARY_OP"], next(i for i, (_, sign) in enumerate(dis._nb_ops) if sign == "@")  # type: ignore[attr-defined]
+
+
+class Operands(NamedTuple):
+    """The operands [..., m, k] and [..., k, n] of a product, and what makes its result from theirs."""
+
+    a: Tensor
+    b: Tensor
+    result: Callable[[Tensor], Tensor]
+
+
+def has_operator(code: CodeType) -> bool:
+    """Whether a function has the operator `@`."""
+    return (_BINARY, _MATRIX) in zip(code.co_code[::2], code.co_code[1::2])
+
+
+def attends(module: nn.Module, names: frozenset[str]) -> bool:
+    """Whether a module of a class with these names computes attention by products of its own."""
+    has_softmax = "softmax" in names or any(isinstance(child, nn.Softmax) for child in module.children())
+    return has_softmax and bool(names & _NAMES) and _REGISTRY not in names
+
+
+def operands_of(function: Any, arguments: Sequence[Any], keywords: Mapping[str, Any]) -> Operands | None:
+    """The operands of a call of one of `PRODUCTS`; None if they are not two activations, with samples in dimension 0 of both."""
+    if keywords or len(arguments) != (3 if function is torch.einsum else 2):
+        return None
+    *equation, a, b = arguments
+    if not (_is_activation(a) and _is_activation(b)):
+        return None
+    if not equation:
+        return Operands(a, b, lambda y: y)
+    return _of_einsum(equation[0], a, b)
+
+
+def _is_activation(x: object) -> bool:
+    """Whether it is a tensor of three dimensions or more, and no weight or view of one."""
+    if not isinstance(x, Tensor) or x.dim() < 3:
+        return False
+    return not any(isinstance(tensor, nn.Parameter) for tensor in (x, x._base))
+
+
+def _of_einsum(equation: object, a: Tensor, b: Tensor) -> Operands | None:
+    """The operands of an einsum as those of a product of matrices: "bhid,bhjd->bhij" is q k^T with samples b and heads h. None
+    for an equation that is none: with dots, letters that repeat in an operand, or are summed over in one alone."""
+    inputs, arrow, output = str(equation).replace(" ", "").partition("->")
+    left, _, right = inputs.partition(",")
+    if not arrow or "." in inputs or any(len({*word}) < len(word) for word in (left, right, output)):
+        return None
+    if (len(left), len(right)) != (a.dim(), b.dim()) or {*output} - {*left, *right}:
+        return None
+    both = [letter for letter in left if letter in right]
+    batch, inner = ([letter for letter in both if (letter in output) == kept] for kept in (True, False))
+    rows, columns = [x for x in left if x not in right], [x for x in right if x not in left]
+    if not (batch and inner and rows and columns) or not {*rows, *columns} <= {*output}:
+        return None
+    sizes = dict(zip(left, a.shape)) | dict(zip(right, b.shape))
+    if any(sizes[letter] != size for letter, size in zip(left, a.shape)):  # one of the two is broadcast
+        return None
+
+    def arranged(x: Tensor, word: str, *groups: list[str]) -> Tensor:
+        moved = x.permute([word.index(letter) for group in (batch, *groups) for letter in group])
+        return moved.reshape(*(sizes[letter] for letter in batch), *(_size(sizes, group) for group in groups))
+
+    def result(y: Tensor) -> Tensor:
+        order = [*batch, *rows, *columns]
+        return y.reshape([sizes[letter] for letter in order]).permute([order.index(letter) for letter in output])
+
+    return Operands(arranged(a, left, rows, inner), arranged(b, right, inner, columns), result)
+
+
+def _size(sizes: Mapping[str, int], letters: Sequence[str]) -> int:
+    size = 1
+    for letter in letters:
+        size *= sizes[letter]
+    return size

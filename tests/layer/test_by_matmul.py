@@ -71,6 +71,15 @@ class WithBmm(Attention):
         return torch.bmm(q.bmm(k.transpose(1, 2)).softmax(-1), v).unflatten(0, (-1, self.heads))
 
 
+class WithSum(Attention):
+    """As in Bloom: the product is added to something, and arguments have names."""
+
+    def mixed(self, q, k, v):
+        q, k, v = (x.flatten(0, 1) for x in (q, k, v))
+        scores = q.new_zeros(1, 1, 1).baddbmm(batch1=q, batch2=k.transpose(1, 2), beta=0.5, alpha=2) / 2
+        return torch.bmm(scores.softmax(-1), mat2=v).unflatten(0, (-1, self.heads))
+
+
 class WithFunction(Attention):
     """As torchvision's windows."""
 
@@ -82,7 +91,7 @@ def attend(q, k, v):
     return q.matmul(k.transpose(-2, -1)).softmax(-1).matmul(v)
 
 
-KINDS = (WithOperator, WithMatmul, WithEinsum, WithFunction, WithBmm)
+KINDS = (WithOperator, WithMatmul, WithEinsum, WithFunction, WithBmm, WithSum)
 
 
 def network(kind, container=nn.Sequential, **options):
@@ -107,7 +116,7 @@ def test_products_are_those_of_modules(kind, quantizer, bits):
     x = torch.randn(2, 5, 4)
     expected, cost = trained(network(WithModules, quantizer=quantizer), x, bits)
     found, own = trained(network(kind, quantizer=quantizer), x, bits)
-    if kind is WithBmm:  # whose gradients have one range for each head of each sample
+    if kind in (WithBmm, WithSum):  # whose gradients have one range for each head of each sample
         assert (found[0] - expected[0]).norm() < 0.02 * expected[0].norm()
     else:
         torch.testing.assert_close(found, expected)
@@ -247,6 +256,16 @@ def test_an_einsum_is_a_product_of_matrices(equation):
     assert (found is None) == (equation in OTHERS)
     if found is not None:
         torch.testing.assert_close(found.result(found.a @ found.b), torch.einsum(equation, a, b))
+        assert torch.equal(found.plain(), torch.einsum(equation, a, b))
+
+
+@pytest.mark.parametrize("factors", [{}, {"alpha": 0.5}, {"beta": 0, "alpha": 2}, {"beta": 3}])
+def test_a_product_that_is_added(factors):
+    x, a, b = torch.randn(2, 3, 5), torch.randn(2, 3, 4), torch.randn(2, 4, 5)
+    found = operands_of(torch.baddbmm, (x, a, b), factors)
+    torch.testing.assert_close(found.result(found.a @ found.b), torch.baddbmm(x, a, b, **factors))
+    torch.testing.assert_close(found.plain(), torch.baddbmm(x, a, b, **factors))
+    assert operands_of(torch.bmm, (a,), {"mat2": b, "out": x}) is None
 
 
 def test_a_dimension_of_one_that_einsum_repeats_is_no_product_of_matrices():

@@ -285,7 +285,7 @@ class _Redirection(TorchFunctionMode):
             return function(*arguments, **keywords)
         product = getattr(self.owner, ATTENTION_PRODUCTS[self.is_weighted], None)
         if product is None:  # left float; under a name that is not redirected by a module around it
-            return by_matmul.PRODUCTS[function](*arguments)
+            return found.plain()
         self._refuse_checkpoint()
         return found.result(product(found.a, found.b))
 

@@ -1,4 +1,4 @@
-"""Attention that a module computes by products of its own: matmul, bmm, `@` or einsum of two activations, around a softmax.
+"""Attention that a module computes by its own products of two activations, by matmul, bmm, baddbmm, `@` or einsum.
 
     P = softmax(s q k^T),  y = P v           products before the softmax as `score_product`, those after it as `value_product`
 
@@ -17,27 +17,42 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 SOFTMAX = (F.softmax, torch.softmax, Tensor.softmax)
-PRODUCTS: dict[Any, Any] = {
-    torch.matmul: torch.ops.aten.matmul,
-    Tensor.matmul: torch.ops.aten.matmul,
-    Tensor.__matmul__: torch.ops.aten.matmul,
-    torch.bmm: torch.ops.aten.bmm,
-    Tensor.bmm: torch.ops.aten.bmm,
-    torch.einsum: lambda equation, *operands: torch.ops.aten.einsum(equation, operands),
+
+
+class Product(NamedTuple):
+    """A function of two activations: the same under a name that is not redirected, and the names of its arguments."""
+
+    plain: Any
+    parameters: tuple[str, ...]
+
+
+_MATMUL, _BMM = torch.ops.aten.matmul, torch.ops.aten.bmm
+_SUM = Product(torch.ops.aten.baddbmm, ("input", "batch1", "batch2"))
+PRODUCTS: dict[Any, Product] = {
+    torch.matmul: Product(_MATMUL, ("input", "other")),
+    Tensor.matmul: Product(_MATMUL, ("input", "other")),
+    Tensor.__matmul__: Product(_MATMUL, ("input", "other")),
+    torch.bmm: Product(_BMM, ("input", "mat2")),
+    Tensor.bmm: Product(_BMM, ("input", "mat2")),
+    torch.baddbmm: _SUM,
+    Tensor.baddbmm: _SUM,
+    torch.einsum: Product(lambda equation, a, b: torch.ops.aten.einsum(equation, (a, b)), ("equation", "a", "b")),
 }
-"""Functions of two activations, and the same under names that are not redirected."""
-_NAMES = {"matmul", "bmm", "einsum"}
+_NAMES = {"matmul", "bmm", "baddbmm", "einsum"}
+_FACTORS = {"alpha", "beta"}
+"""Keywords of baddbmm: beta input + alpha (batch1 batch2)."""
 _REGISTRY = "ALL_ATTENTION_FUNCTIONS"
 """What a class of transformers names that takes its attention from a registry, in which an integration replaces it."""
 _BINARY, _MATRIX = dis.opmap["BINARY_OP"], next(i for i, (_, sign) in enumerate(dis._nb_ops) if sign == "@")  # type: ignore[attr-defined]
 
 
 class Operands(NamedTuple):
-    """The operands [..., m, k] and [..., k, n] of a product, and what makes its result from theirs."""
+    """The operands [..., m, k] and [..., k, n] of a product of matrices, what makes the result from it, and the function."""
 
     a: Tensor
     b: Tensor
     result: Callable[[Tensor], Tensor]
+    plain: Callable[[], Tensor]
 
 
 def has_operator(code: CodeType) -> bool:
@@ -53,14 +68,27 @@ def attends(module: nn.Module, names: frozenset[str]) -> bool:
 
 def operands_of(function: Any, arguments: Sequence[Any], keywords: Mapping[str, Any]) -> Operands | None:
     """The operands of a call of one of `PRODUCTS`; None if they are not two activations, with samples in dimension 0 of both."""
-    if keywords or len(arguments) != (3 if function is torch.einsum else 2):
+    plain, names = PRODUCTS[function]
+    given = {**dict(zip(names, arguments)), **keywords}
+    factors = given.keys() & _FACTORS
+    if len(arguments) > len(names) or given.keys() - factors != {*names}:
         return None
-    *equation, a, b = arguments
+    *first, a, b = (given[name] for name in names)
     if not (_is_activation(a) and _is_activation(b)):
         return None
-    if not equation:
-        return Operands(a, b, lambda y: y)
-    return _of_einsum(equation[0], a, b)
+    if function is torch.einsum:
+        return _of_einsum(first[0], a, b)
+    alpha, beta = (given.get(factor, 1) for factor in ("alpha", "beta"))
+
+    def result(y: Tensor) -> Tensor:
+        y = y if alpha == 1 else alpha * y
+        return y + beta * first[0] if first and beta else y  # which PyTorch ignores at 0, as it may be empty
+
+    def computed() -> Tensor:
+        y: Tensor = plain(*first, a, b, **{factor: given[factor] for factor in factors})
+        return y
+
+    return Operands(a, b, result, computed)
 
 
 def _is_activation(x: object) -> bool:
@@ -96,7 +124,9 @@ def _of_einsum(equation: object, a: Tensor, b: Tensor) -> Operands | None:
         order = [*batch, *rows, *columns]
         return y.reshape([sizes[letter] for letter in order]).permute([order.index(letter) for letter in output])
 
-    return Operands(arranged(a, left, rows, inner), arranged(b, right, inner, columns), result)
+    plain = PRODUCTS[torch.einsum].plain
+    operands = arranged(a, left, rows, inner), arranged(b, right, inner, columns)
+    return Operands(*operands, result, lambda: plain(equation, a, b))
 
 
 def _size(sizes: Mapping[str, int], letters: Sequence[str]) -> int:

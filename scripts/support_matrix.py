@@ -58,13 +58,13 @@ def affine(x: Tensor, bits: int, dims: Any) -> Tensor:
     return ((x - low) / scale).round() * scale + low
 
 
-_MATMUL = {torch.matmul, Tensor.matmul, Tensor.__matmul__}
+_MATMUL = {torch.matmul, Tensor.matmul, Tensor.__matmul__, torch.bmm, Tensor.bmm}
 _WEIGHTED = {F.linear, F.conv1d, F.conv2d, F.conv3d, F.conv_transpose2d}
 
 
 class Reference(TorchFunctionMode):
     """Rounds the operands of products with one of the `weights` (ids of parameters), those of attention by functions if
-    `attention`, and those of products of two activations with heads if `eager`."""
+    `attention`, and those of other products of two activations if `eager`."""
 
     def __init__(self, bits: int, weights: set[int], attention: bool, eager: bool) -> None:
         super().__init__()
@@ -72,6 +72,9 @@ class Reference(TorchFunctionMode):
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         keywords = kwargs or {}
+        if func is Tensor.baddbmm and self.eager:
+            operands = {name: affine(keywords[name], self.bits, -1) for name in ("batch1", "batch2")}
+            return func(*args, **keywords | operands)
         if len(args) < 2:
             return func(*args, **keywords)
         if func in _WEIGHTED and id(args[1]) in self.weights:
@@ -83,8 +86,12 @@ class Reference(TorchFunctionMode):
             return func(args[0], self.whole(args[1]), affine(args[2], self.bits, 0))
         if func in _MATMUL and id(args[1]._base) in self.weights:  # x @ weight.T
             return func(self.whole(args[0]), affine(args[1], self.bits, 0))
-        if func in _MATMUL and self.eager and args[0].dim() == args[1].dim() == 4:
+        if func in _MATMUL and self.eager and all(x.dim() > 2 for x in args):
             return func(*(affine(x, self.bits, -1) for x in args))
+        if func is torch.einsum and self.eager and args[0] == "B G H I D, B G H J D -> B G H I J":
+            return func(args[0], affine(args[1], self.bits, -1), affine(args[2], self.bits, -2))
+        if func is torch.einsum and self.eager and args[0] == "B G H I J, B G H J D -> B G H I D":
+            return func(args[0], *(affine(x, self.bits, -1) for x in args[1:]))
         if func is F.scaled_dot_product_attention and self.attention:
             return self._attend(*args, **keywords)
         if func is F.multi_head_attention_forward and id(args[5]) in self.weights:
@@ -197,7 +204,7 @@ def _deviation(plain: nn.Module, model: nn.Module, report: ConversionReport, sam
     whole = [modules[name.removesuffix(".scores")] for name in quantized if name.endswith(".scores")]
     weights |= {id(attention.in_proj_weight) for attention in whole}
     attention = any(name.endswith("score_product") for name in quantized)
-    eager = attention and getattr(getattr(plain, "config", None), "_attn_implementation", "") == "eager"
+    eager = attention and getattr(getattr(plain, "config", None), "_attn_implementation", "eager") == "eager"
     for state in {module for module in model.modules() if isinstance(module, PrecisionState)}:
         state.set(Precision(bits, bits, bits))
     with torch.no_grad():

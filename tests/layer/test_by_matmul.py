@@ -239,10 +239,19 @@ EINSUMS = (
     "bihd,bjhd->bhij",
     "bhij,bjhd->bihd",
     "ibnd,jbnd->bnij",
-    "bijc,bkc->bkij",
     "B I D, B D J -> J I B",
 )
-OTHERS = ("bid,bjd", "bid,bjd->bd", "...id,...jd->...ij", "bii,bij->bj", "bid,cjd->bcij", "bid,bid->bi", "bi,bj->bij")
+OTHERS = (
+    "bhwc,hkc->bhwk",
+    "bijc,bkc->bkij",
+    "bid,bjd",
+    "bid,bjd->bd",
+    "...id,...jd->...ij",
+    "bii,bij->bj",
+    "bid,cjd->bcij",
+    "bid,bid->bi",
+    "bi,bj->bij",
+)
 
 
 @pytest.mark.parametrize("equation", EINSUMS + OTHERS)

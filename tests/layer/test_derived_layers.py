@@ -327,6 +327,21 @@ def test_a_weight_that_a_layer_computes_is_quantized_as_one_of_a_parametrization
     torch.testing.assert_close(found[0], found[1])
 
 
+class Cast(nn.Linear):
+    def forward(self, x):
+        return F.linear(x, self.weight.to(x.dtype), self.bias.to(x.dtype))
+
+
+def test_a_weight_that_is_cast_to_the_type_of_the_input_is_quantized():
+    """In float32 it is the layer's own; in other types the product was computed in float."""
+    torch.manual_seed(0)
+    layer, x = Cast(16, 16), torch.randn(8, 16)
+    model = bitcycle.quantize_model(nn.Sequential(copy.deepcopy(layer)), float_layers=[]).eval()
+    bitcycle.PrecisionController(model, bitcycle.schedule("static", q_max=3, total_steps=1)).step(0)
+    errors = [(model(x.to(kind)) - layer(x)).norm() / layer(x).norm() for kind in (torch.float32, torch.bfloat16)]
+    assert 0.1 < errors[0] < 0.5 and abs(errors[1] - errors[0]) < 0.02
+
+
 def test_what_needs_the_weights_of_a_file_is_refused_for_computed_ones():
     model = bitcycle.quantize_model(nn.Sequential(Standardized(4, 6, 3)), float_layers=[])
     assert "weight" in dict(model[0].named_parameters())

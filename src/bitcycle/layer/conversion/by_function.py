@@ -45,6 +45,8 @@ PRODUCTS: dict[Any, Any] = {
     getattr(F, name): getattr(torch.ops.aten, name) for name in ("linear", "conv1d", "conv2d", "conv3d")
 }
 """Functions that a layer with a forward of its own may call with its weight, and the same under names that are not redirected."""
+_ATTENDS = "_attends_by_own_products"
+"""Attribute of a module whose products of activations are redirected."""
 _READING = {"linear", "weight"}
 """What a class names that reads the weight of a layer it contains."""
 
@@ -72,7 +74,7 @@ def redirect_functions(model: nn.Module) -> None:
             layer.is_read = True
     for part in {part for module in own for part in module.modules()}:
         if part in own or _names_attention(part):
-            vars(part)["multiplies"] = by_matmul.attends(part, _names(part))
+            vars(part)[_ATTENDS] = by_matmul.attends(part, _names(part))
             part.__class__ = _redirecting(type(part))  # type: ignore[arg-type]
 
 
@@ -246,7 +248,7 @@ class _Redirection(TorchFunctionMode):
         ]  # kept, as a pruned layer replaces it, and others would get its id
         self.layers = {id(weight): layer for weight, layer in zip(self.weights, layers)}
         self.padded: list[tuple[Tensor, Tensor, Sequence[int]]] = []
-        self.multiplies, self.is_weighted = getattr(owner, "multiplies", False), False
+        self.multiplies, self.is_weighted = getattr(owner, _ATTENDS, False), False
 
     def __torch_function__(
         self, func: Callable[..., Any], types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
@@ -299,8 +301,8 @@ class _Redirection(TorchFunctionMode):
         self, function: Any, input: Tensor, weight: Tensor, bias: Tensor | None = None, *geometry: Any, **named: Any
     ) -> Any:
         owner, layer = cast("Any", self.owner), cast("Any", self.layers.get(id(weight)))
-        if getattr(owner, "computes_weight", False) and weight.shape == owner.weight.shape:
-            layer = owner
+        if isinstance(owner, QuantizedLayer) and weight.shape == owner.weight.shape:
+            layer = owner  # whose only call this is, also with a weight that it computes, or casts to the input's type
         if layer is None:
             return function(input, weight, bias, *geometry, **named)
         self._refuse_checkpoint()

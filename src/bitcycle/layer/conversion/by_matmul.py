@@ -100,7 +100,8 @@ def _is_activation(x: object) -> bool:
 
 def _of_einsum(equation: object, a: Tensor, b: Tensor) -> Operands | None:
     """The operands of an einsum as those of a product of matrices: "bhid,bhjd->bhij" is q k^T with samples b and heads h. None
-    for an equation that is none: with dots, letters that repeat in an operand, or are summed over in one alone."""
+    for an equation that is none: with dots, letters that repeat in an operand, are summed over in one alone, or several that only
+    one has."""
     inputs, arrow, output = str(equation).replace(" ", "").partition("->")
     left, _, right = inputs.partition(",")
     if not arrow or "." in inputs or any(len({*word}) < len(word) for word in (left, right, output)):
@@ -110,7 +111,8 @@ def _of_einsum(equation: object, a: Tensor, b: Tensor) -> Operands | None:
     both = [letter for letter in left if letter in right]
     batch, inner = ([letter for letter in both if (letter in output) == kept] for kept in (True, False))
     rows, columns = [x for x in left if x not in right], [x for x in right if x not in left]
-    if not (batch and inner and rows and columns) or not {*rows, *columns} <= {*output}:
+    # a second letter is often that of samples, which the other operand, as of relative positions, does not have
+    if not (batch and inner and len(rows) == len(columns) == 1) or not {*rows, *columns} <= {*output}:
         return None
     sizes = dict(zip(left, a.shape)) | dict(zip(right, b.shape))
     if any(sizes[letter] != size for letter, size in zip(left, a.shape)):  # one of the two is broadcast

@@ -62,7 +62,7 @@ def counterpart(module: nn.Module) -> type[nn.Module] | None:
         own <= _HARMLESS
         and not module._modules
         and not has_more
-        and ("forward" not in own or (base is nn.Linear and _multiplies(module)))
+        and ("forward" not in own or (base is nn.Linear and _multiplies(module) and not _casts(module)))
     ):
         return CONVERSIONS[base]
     return _with_own_forward(module, has_more) if base in _CALLING else None
@@ -96,6 +96,18 @@ def _multiplies(layer: nn.Module) -> bool:
     return bool(
         _tried(layer, lambda most: _takes_input(layer) and all(_is_linear(layer, *case, most) for case in cases))
     )
+
+
+def _casts(layer: nn.Module) -> bool:
+    """Whether the forward of a layer casts its weight to the type of the input."""
+
+    def in_half(most: int | None) -> bool:
+        if most is None:  # which is tried next if it fails with few, as most layers do
+            return False
+        probe, weight, _ = _probe(layer, 1.0, False, torch.Generator().manual_seed(0), most)
+        return bool(probe.forward(torch.ones(1, weight.shape[1], dtype=torch.bfloat16)).dtype == torch.bfloat16)
+
+    return bool(_tried(layer, in_half))
 
 
 def _takes_input(layer: nn.Module) -> bool:

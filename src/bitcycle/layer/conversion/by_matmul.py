@@ -8,7 +8,7 @@ products with other arguments (`out`, einsum of three). Whether a product comes 
 """
 
 import dis
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from types import CodeType
 from typing import Any, NamedTuple
 
@@ -43,7 +43,15 @@ _FACTORS = {"alpha", "beta"}
 """Keywords of baddbmm: beta input + alpha (batch1 batch2)."""
 _REGISTRY = "ALL_ATTENTION_FUNCTIONS"
 """What a class of transformers names that takes its attention from a registry, in which an integration replaces it."""
-_BINARY, _MATRIX = dis.opmap["BINARY_OP"], next(i for i, (_, sign) in enumerate(dis._nb_ops) if sign == "@")  # type: ignore[attr-defined]
+
+
+def _instructions(code: CodeType) -> Iterator[tuple[int, int]]:
+    """The operations of a function with their arguments."""
+    return zip(code.co_code[::2], code.co_code[1::2])
+
+
+_OPERATOR = next(pair for pair in _instructions((lambda a, b: a @ b).__code__) if pair[0] == dis.opmap["BINARY_OP"])
+"""The operator `@` in compiled code."""
 
 
 class Operands(NamedTuple):
@@ -57,7 +65,7 @@ class Operands(NamedTuple):
 
 def has_operator(code: CodeType) -> bool:
     """Whether a function has the operator `@`."""
-    return (_BINARY, _MATRIX) in zip(code.co_code[::2], code.co_code[1::2])
+    return _OPERATOR in _instructions(code)
 
 
 def attends(module: nn.Module, names: frozenset[str]) -> bool:
@@ -120,7 +128,7 @@ def _of_einsum(equation: object, a: Tensor, b: Tensor) -> Operands | None:
 
     def arranged(x: Tensor, word: str, *groups: list[str]) -> Tensor:
         moved = x.permute([word.index(letter) for group in (batch, *groups) for letter in group])
-        return moved.reshape(*(sizes[letter] for letter in batch), *(_size(sizes, group) for group in groups))
+        return moved.reshape([*(sizes[letter] for letter in batch), *(_size(sizes, group) for group in groups)])
 
     def result(y: Tensor) -> Tensor:
         order = [*batch, *rows, *columns]
@@ -132,6 +140,7 @@ def _of_einsum(equation: object, a: Tensor, b: Tensor) -> Operands | None:
 
 
 def _size(sizes: Mapping[str, int], letters: Sequence[str]) -> int:
+    """The product of the sizes of some letters; not by math.prod, which a compiled graph does not take."""
     size = 1
     for letter in letters:
         size *= sizes[letter]

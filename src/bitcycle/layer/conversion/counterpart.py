@@ -146,12 +146,11 @@ def _with_own_forward(layer: nn.Module, has_more: bool) -> type[nn.Module] | Non
     weight and bias are allowed only with a computed weight."""
     cases = [(factor, mode) for factor in (1.0, 1e-3, 1e3) for mode in (True, False)]
     calls = _tried(layer, lambda most: [_calls(layer, *case, most) for case in cases])
-    if calls is None or len({case.weight for case in calls}) > 1 or calls[0].weight not in ("computed", "own"):
-        return None
-    if has_more and calls[0].weight == "own":
+    weights = {case.weight for case in calls or ()}
+    if weights != {"computed"} and (has_more or weights != {"own"}):
         return None
     kind: Any = type(layer)
-    return quantized_with_own_forward(kind, any(case.pads for case in calls), calls[0].weight == "computed")
+    return quantized_with_own_forward(kind, any(case.pads for case in calls or ()), "computed" in weights)
 
 
 def _calls(layer: nn.Module, factor: float, training: bool, most: int | None) -> _Calls:

@@ -71,10 +71,10 @@ def write_json(path: Path, value: Any) -> None:
 
 
 def read_json(path: Path) -> Any:
-    """The content of a JSON file, or None if it is missing or damaged."""
+    """The content of a JSON file, or None if it is missing, damaged, or not readable for this user."""
     try:
         return json.loads(path.read_text(encoding="utf-8"))
-    except (FileNotFoundError, NotADirectoryError, json.JSONDecodeError, UnicodeDecodeError):
+    except (FileNotFoundError, NotADirectoryError, PermissionError, json.JSONDecodeError, UnicodeDecodeError):
         return None
 
 

@@ -267,6 +267,7 @@ def test_superseded_runs_do_not_count_and_the_board_comes_first(summary):
         (["schedule=RTH"], "omit it"),
         (["measure=money"], "bitops, energy, latency"),
         ([*START, "measure=latency"], "hardware=tensorcore"),
+        (["quantizer=none"], "quantizer=none: quantizes nothing"),
         (["top=all"], "top=all: has the wrong type. Remedy: give a whole number"),
         (["top=0"], "top=0: is too small. Remedy: use 1 or more"),
         (["summary=absent.csv"], "summary=absent.csv: no such file"),
@@ -289,3 +290,11 @@ def test_it_prints_a_table_or_json(summary, capsys, monkeypatch):
     monkeypatch.setattr("sys.argv", ["advise", *START, "json=true", "budget=2"])
     assert advise.main() == 0
     assert json.loads(capsys.readouterr().out)["candidates"] == []
+
+
+def test_quantizers_of_weights_are_weighed_with_float_gradients(capsys, monkeypatch):
+    """8-bit gradients were asked for, and schedule.gradient=32 was refused."""
+    monkeypatch.setattr("sys.argv", ["advise", "json=true", "budget=60", "quantizer=uniform_l2", *START])
+    assert advise.main() == 0
+    found = json.loads(capsys.readouterr().out)
+    assert found["candidates"] and all("=32" in row["settings"] for row in found["candidates"])

@@ -374,3 +374,19 @@ def campaign_of(folder: RunFolder):
 
     run = SweepRun({}, str(folder.path))
     return SimpleNamespace(distinct=lambda: [run], done={run.path})
+
+
+@pytest.mark.parametrize("folder", ["a,b", "a (b)", "it's", "[a]", "a: b"])
+def test_a_folder_that_hydra_would_read_as_something_else_is_refused(folder, tmp_path):
+    """Every run failed, or was trained in a folder named `ChoiceSweep(...)`."""
+    given = Namespace(plan=None, jobs=1, threads=1, priority="idle", dry_run=True, summary=tmp_path / "runs.csv")
+    given.results_root = str(tmp_path / folder)
+    with pytest.raises(SettingError, match=r"--results-root=.*Hydra's syntax"):
+        run(given, ROOT)
+
+
+def test_a_folder_that_cannot_be_made_is_named(tmp_path):
+    (tmp_path / "file").touch()
+    words = r"file/runs: .*Give a writable folder as --results-root"
+    with pytest.raises(RunError, match=words), only_campaign(tmp_path / "file" / "runs"):
+        pass

@@ -7,9 +7,11 @@ from dataclasses import replace
 from pathlib import Path
 
 from bitcycle.configuration import SCALES
+from bitcycle.files import write_csv
 from bitcycle.reproduction.analysis.cells import Run, find_results
-from bitcycle.reproduction.manifest import Place, plan_cells, read_manifest, record
-from bitcycle.sweep.registry import Sweep
+from bitcycle.reproduction.manifest import Place, plan_cells, read_manifest, record, record_launch
+from bitcycle.sweep.composition import composing
+from bitcycle.sweep.registry import Sweep, index_runs, read_sweep
 from bitcycle.training.naming import run_hash
 from tests.conftest import ROOT, configure
 
@@ -102,3 +104,24 @@ def test_every_sweep_has_a_manifest_that_is_up_to_date():
         wanted = {str(sorted((key, value) for key, value in cell.items() if key != "seed")) for cell in cells}
         for scale in SCALES:
             assert sum(row.scale == scale and not row.superseded for row in rows) == len(wanted), (path, scale)
+
+
+def test_a_sweep_that_is_changed_back_has_its_runs_again(tmp_path):
+    """They stayed superseded, as the superseded rows counted as known."""
+    (tmp_path / "sweeps" / "x").mkdir(parents=True)
+    path, done, seen = tmp_path / "sweeps" / "x" / "y.yaml", set(), []
+    with composing(ROOT / "conf") as compose:
+        for steps in (100, 200, 100):
+            grid = f"{{dataset: digits, model: resnet8, training.steps: {steps}}}"
+            path.write_text(f"hydra: {{sweeper: {{title: t, grids: [{grid}]}}}}")
+            runs = index_runs(read_sweep(path).expand("paper", {"scale": "paper"}), compose)
+            record_launch("x/y", "paper", [run.key[1] for run in runs], compose, tmp_path)
+            done |= {run.key[1] for run in runs}
+            write_csv(
+                tmp_path / "results" / "summary" / "runs.csv",
+                ["scale", "hash"],
+                [{"scale": "paper", "hash": name} for name in done],
+            )
+            places = read_manifest(tmp_path / "results" / "manifest" / "x" / "y.csv")
+            seen.append([place.hash for place in places if not place.superseded])
+    assert seen[0] == seen[2] != seen[1]

@@ -263,6 +263,15 @@ def test_runs_of_another_process_come_last_and_are_waited_for(command, tmp_path)
     assert first.state() == second.state() == "done"
 
 
+def test_a_run_that_is_skipped_has_to_be_run_again(command, tmp_path):
+    """The exit code was 0 although the run was not done, where the launcher does not wait for others."""
+    other = stock([{"seed": "0"}], tmp_path)[0].folder
+    with other.lock():
+        code, _, errors = command("-m", "hydra/launcher=basic", *SMALL, "seed=0")
+    assert f"skipped, as another process is training it: {other.path}" in errors
+    assert code == EXIT_INTERRUPTED, errors
+
+
 def test_runs_that_wait_for_weights_of_their_own_sweep_are_trained_by_the_same_command(tmp_path):
     """They were left out with exit code 2, and the command had to be repeated."""
     where = (f"results_root={tmp_path}/runs", "logging.group=a_setting_of_no_cell")

@@ -391,3 +391,12 @@ def test_a_machine_without_slurm(tmp_path, monkeypatch):
     with pytest.raises(RunError, match="hydra/launcher=local"):
         read_queue()
     assert launcher(tmp_path).queued([tmp_path / "seed=0"]) == set()  # nothing submitted, nothing to ask
+
+
+def test_jobs_are_found_again_through_a_link(tmp_path):
+    """The same run was submitted twice if results_root was a link the second time."""
+    (tmp_path / "real").mkdir()
+    (tmp_path / "link").symlink_to(tmp_path / "real")
+    array = new_array(tmp_path / "real", [tmp_path / "real" / "seed=0"], "test")
+    found = jobs_in_queue(tmp_path / "link", [tmp_path / "link" / "seed=0"], lambda: queue_of(array, "RUNNING"))
+    assert list(found.values()) == array

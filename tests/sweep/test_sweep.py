@@ -6,12 +6,14 @@ import json
 
 import pytest
 from omegaconf import OmegaConf
+from rich.table import Table
 
 from bitcycle.settings import SettingError
 from bitcycle.sweep.composition import Composer
 from bitcycle.sweep.execution import count_states, plans_of, report, sweep_table, worst
 from bitcycle.sweep.grid import command_line, expand, substitute
 from bitcycle.sweep.registry import Sweep, index_runs, read_sweep
+from bitcycle.training.display import console
 from bitcycle.training.plan import make_plan
 from tests.conftest import COMPOSER, hydra_config
 from tests.sweep_cases import stock
@@ -276,3 +278,17 @@ def test_a_run_that_cannot_be_planned_keeps_no_other_from_the_table(tmp_path):
 def test_the_worst_exit_code_is_reported():
     assert worst([0, 1, 0]) == 1 and worst([1, 3]) == 3 and worst([3, 2]) == 2 and worst([2, 75]) == 75
     assert worst([-9]) == worst([139]) == 1 and worst([]) == 0
+
+
+def test_a_run_with_several_values_of_a_setting_is_wrong():
+    """data_root=/x,y became the text of Hydra's object for a choice."""
+    words = COMPOSER.checked({"model": "resnet8", "dataset": "digits", "data_root": "/x,y"})
+    assert isinstance(words, str) and words.startswith("data_root=/x,y: is a list of values, where a run has one")
+
+
+def test_brackets_in_a_table_are_no_markup(capsys):
+    """schedule.formats=[nvfp4,mxfp8] was an empty cell, and a text with [/x] an error."""
+    table = Table("formats")
+    table.add_row("[nvfp4,mxfp8] [/x]")
+    console(80).print(table)
+    assert "[nvfp4,mxfp8] [/x]" in capsys.readouterr().out

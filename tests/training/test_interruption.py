@@ -322,3 +322,17 @@ def test_samples_of_many_steps_are_counted_without_counting():
     started = time.process_time()  # of this process, whatever else runs; a loop over the steps takes a minute
     assert planned.samples(0, 10**9) == 10**9 // 391 * 50_000 + 10**9 % 391 * 128
     assert time.process_time() - started < 5
+
+
+def test_files_that_this_user_may_not_read_end_no_table(copied_digits, monkeypatch):
+    """A PermissionError, as in a folder that several users share, ended `bitcycle status` as a bug of ours."""
+    folder = copied_digits().folder
+    (folder.path / ".lock").touch()
+
+    def refuse(*_: object, **__: object) -> None:
+        raise PermissionError(errno.EACCES, "Permission denied")
+
+    monkeypatch.setattr(Path, "read_text", refuse)
+    monkeypatch.setattr("builtins.open", refuse)
+    assert folder.read_status() == {} and not folder.is_in_use()
+    assert status_table(folder.path.parents[1]).row_count == 1

@@ -93,7 +93,8 @@ def advise(config: RunConfig, budget: float, measure: str | None, summary: Path)
     if measure is None:
         sample = config.hardware.cost(plan.workload, {baseline: 1}, baseline)
         measure = "bitops" if sample.latency_s is None else "latency"
-    costs = {each: cost for each in candidates(baseline.weight) if (cost := cost_of(each, plan, measure)) is not None}
+    every = candidates(baseline.weight, baseline.gradient)
+    costs = {each: cost for each in every if (cost := cost_of(each, plan, measure)) is not None}
     listed = sorted(costs, key=costs.__getitem__)
     rows, board = recorded_runs(summary, config.quantizer.name)
     name, evidence = choose_group(rows, costs, baseline.weight, board, config.model.name)
@@ -151,7 +152,11 @@ def _configured(overrides: Sequence[str]) -> RunConfig:
     """The configuration of a baseline run with these settings."""
     with initialize_config_dir(str(resource_root() / "conf"), version_base="1.3"):
         config = read_config(compose("config", overrides=[*overrides, "schedule=static"]))
-    return replace(config, schedule=SCHEDULES["static"](q_max=config.quantizer.initial_precision.weight))
+    if config.quantizer.name == "none":
+        raise SettingError("quantizer", "none", "quantizes nothing, so that bits save nothing", "choose another one")
+    top = config.quantizer.initial_precision
+    gradient = None if top.gradient == top.weight else top.gradient
+    return replace(config, schedule=SCHEDULES["static"](q_max=top.weight, gradient=gradient))
 
 
 def _print(found: Mapping[str, Any], top: int) -> None:

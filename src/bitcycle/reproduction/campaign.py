@@ -16,6 +16,7 @@ results/summary as runs end. `make reproduce` trains every sweep as one campaign
 import logging
 import math
 import os
+import re
 import sys
 import time
 from argparse import Namespace
@@ -303,8 +304,12 @@ def train(campaign: Campaign, pool: LocalPool, after_run: Callable[[], None] = l
 def only_campaign(results_root: Path) -> Iterator[None]:
     """Reject a second campaign in the same folder, which would take over this one's results. Raises RunError if another
     campaign is running."""
-    results_root.mkdir(parents=True, exist_ok=True)
-    with open(results_root / ".campaign.lock", "a") as stream:
+    try:
+        results_root.mkdir(parents=True, exist_ok=True)
+        lock = open(results_root / ".campaign.lock", "a")
+    except OSError as error:
+        raise RunError(f"cannot write to {results_root}: {error}. Give a writable folder as --results-root.") from error
+    with lock as stream:
         if not try_lock(stream):
             raise RunError(f"a campaign is already running in {results_root}: wait for it, or stop it")
         yield
@@ -334,6 +339,9 @@ def run(given: Namespace, root: Path) -> int:
         check_frozen(read_claims(folder), read_families(folder))
     parts = read_plan(given.plan or root / PLAN)
     results_root = str(Path(given.results_root).expanduser())
+    if found := re.search(r"[][(){},:'\"\\]", results_root):
+        problem = f"has a character of Hydra's syntax, {found[0]}, and is passed on to every run"
+        raise SettingError("--results-root", results_root, problem, "choose or link a folder without it")
     with composing(root / "conf") as compose:
         campaign = Campaign(root, parts, results_root, compose, read_csv(given.summary, missing_ok=True))
         if given.dry_run:

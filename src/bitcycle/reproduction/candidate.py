@@ -41,13 +41,13 @@ class Candidate(NamedTuple):
         return " ".join(words)
 
 
-def candidates(top: int) -> list[Candidate]:
+def candidates(top: int, gradient: int) -> list[Candidate]:
     """Static precisions up to the baseline's bits, the ten cyclic schedules for each q_min, and the baseline trained for fewer
     steps. Gradients have the baseline's bits, as in the papers, or the forward bits."""
     bits = range(LOWEST, top + 1)
-    static = [Candidate("static", 0, high, gradient) for high in bits for gradient in dict.fromkeys((high, top))]
-    cyclic = [Candidate(name, low, top, g) for name in SUITE for low in bits[:-1] for g in (low, top)]
-    return [*static, *cyclic, *(Candidate("static", 0, top, top, part) for part in SHORTER)]
+    static = [Candidate("static", 0, high, g) for high in bits for g in dict.fromkeys((high, gradient))]
+    cyclic = [Candidate(name, low, top, g) for name in SUITE for low in bits[:-1] for g in (low, gradient)]
+    return [*static, *cyclic, *(Candidate("static", 0, top, gradient, part) for part in SHORTER)]
 
 
 def cost_of(candidate: Candidate, plan: Plan, measure: str) -> float | None:

@@ -73,6 +73,29 @@ def _value(text: str) -> tuple[str, float]:
     return name, float(value)
 
 
+def _check_numbers(
+    claims: Sequence[str],
+    seeds: Mapping[str, float],
+    deviations: Mapping[str, float],
+    powers: Mapping[str, float],
+) -> None:
+    """Raises SettingError for claims without a number of seeds, for numbers that a plan cannot have, and for those of claims that
+    are not to be frozen."""
+    if without := [name for name in claims if name not in seeds and "" not in seeds]:
+        raise SettingError("seeds", sorted(seeds), f"there is no number for {without[0]}", "add --seeds NUMBER")
+    for option, numbers in {"--seeds": seeds, "--deviation": deviations, "--power": powers}.items():
+        for name, number in numbers.items():
+            if name not in claims and not (option == "--seeds" and name == ""):
+                problem = "gives a number for a claim that is not to be frozen here"
+                raise SettingError(option, f"{name}={number:g}", problem, nearest(name, claims))
+            if option == "--seeds" and not (number >= 1 and number == int(number)):
+                raise SettingError(option, f"{number:g}", "is not a number of seeds", "plan a whole number from 1")
+            if option == "--deviation" and not 0 < number < math.inf:
+                raise SettingError(option, f"{number:g}", "is not a deviation", "give a finite number above 0")
+            if option == "--power" and not 0 <= number <= 1:
+                raise SettingError(option, f"{number:g}", "is not a power", "give a number from 0 to 1")
+
+
 def main(words: Sequence[str] | None = None) -> int:
     """Freeze the tests of claims before their first run."""
     parser = parser_of("freeze", __doc__)
@@ -94,15 +117,14 @@ def main(words: Sequence[str] | None = None) -> int:
     known = {claim.id: claim for claim in read_claims(given.published)}
     rows = read_csv(given.published.parent / "summary" / "claims.csv", missing_ok=True)
     measured = {row["claim_id"]: row for row in reversed(rows) if row["deviation"]}
-    planned = dict(given.seeds)
-    deviations, powers, entries = dict(given.deviation), dict(given.power), {}
+    planned, deviations, powers = dict(given.seeds), dict(given.deviation), dict(given.power)
+    _check_numbers(given.claims, planned, deviations, powers)
+    entries = {}
     for name in given.claims:
         if name not in known:
             raise SettingError("claim", name, "there is no such claim", nearest(name, known))
-        count = planned.get(name, planned.get(""))
-        if count is None:
-            raise SettingError("seeds", sorted(planned), f"there is no number for {name}", "add --seeds NUMBER")
-        seeds, row = range(given.first_seed, given.first_seed + int(count)), measured.get(name, {})
+        count = int(planned[name if name in planned else ""])
+        seeds, row = range(given.first_seed, given.first_seed + count), measured.get(name, {})
         entries[name] = entry_of(known[name], seeds, row, deviations.get(name), powers.get(name))
     print(write_family(path, entries))
     return EXIT_DONE

@@ -139,7 +139,7 @@ def read_manifest(path: Path) -> list[Place]:
 def record_launch(name: str, scale: str, launched: Iterable[str], compose: Compose, root: Path) -> None:
     """Update the manifest of a sweep PAPER/ITEM if it lacks one of the launched runs, given by their hashes."""
     places = read_manifest(root / MANIFEST / f"{name}.csv")
-    known = {run for place in places if place.scale == scale for run in place.names}
+    known = {run for place in places if place.scale == scale and not place.superseded for run in place.names}
     path = root / "sweeps" / f"{name}.yaml"
     if path.exists() and not set(launched) <= known:
         record(name, read_sweep(path), scale, compose, root / MANIFEST, recorded_hashes(root, scale))

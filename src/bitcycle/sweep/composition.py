@@ -43,6 +43,9 @@ class Composer:
             found = self._chosen(choices, independent)
             values = {key: value for key, value in run.items() if key not in choices | independent}
             for override in self._parser.parse_overrides(command_line(values)):
+                if override.is_sweep_override():
+                    name, problem = override.get_key_element(), "is a list of values, where a run has one"
+                    raise SettingError(name, values[name], problem, "write one value, in quotes if it contains a comma")
                 OmegaConf.update(found, override.get_key_element(), override.value(), merge=True)
             return found
         except (HydraException, OmegaConfBaseException):

@@ -154,8 +154,8 @@ def new_array(root: Path, runs: Sequence[Path], prefix: str) -> list[SubmittedJo
     This comes before its submission, so that it is known even if this process is killed in between. Raises RunError if the folder
     cannot be written.
     """
-    folder = root.absolute() / ".slurm" / f"{prefix}-{uuid.uuid4().hex[:8]}"
-    jobs = [SubmittedJob(folder, index, run.absolute()) for index, run in enumerate(runs)]
+    folder = root.resolve() / ".slurm" / f"{prefix}-{uuid.uuid4().hex[:8]}"
+    jobs = [SubmittedJob(folder, index, run.resolve()) for index, run in enumerate(runs)]
     try:
         folder.mkdir(parents=True)
         write_json(folder / "array.json", {"runs": [os.fspath(job.run) for job in jobs]})
@@ -166,9 +166,9 @@ def new_array(root: Path, runs: Sequence[Path], prefix: str) -> list[SubmittedJo
 
 def jobs_in_queue(root: Path, runs: Sequence[Path], ask: Callable[[], Queue] = read_queue) -> dict[Path, SubmittedJob]:
     """Run folder -> job, for the runs that SLURM still runs or will run; raises RunError if it does not answer."""
-    wanted = {run.absolute() for run in runs}
-    arrays = [(path.parent, read_object(path).get("runs", [])) for path in root.absolute().glob(".slurm/*/array.json")]
-    jobs = [SubmittedJob(array, i, Path(run)) for array, its in arrays for i, run in enumerate(its)]
+    wanted = {run.resolve() for run in runs}
+    arrays = [(path.parent, read_object(path).get("runs", [])) for path in root.resolve().glob(".slurm/*/array.json")]
+    jobs = [SubmittedJob(array, i, Path(run).resolve()) for array, its in arrays for i, run in enumerate(its)]
     unfinished = [job for job in jobs if job.run in wanted and job.outcome is None]
     queue = ask() if unfinished else {}
     return {job.run: job for job in unfinished if job.is_active(queue)}
@@ -190,7 +190,7 @@ def states_in_queue(root: Path, runs: Sequence[Path]) -> dict[Path, str]:
     except RunError as error:
         logger.warning("%s; runs in SLURM's queue are shown as if they were not", error)
         return {}
-    entries = {run: job.entry(queue) for run in runs if (job := jobs.get(run.absolute()))}
+    entries = {run: job.entry(queue) for run in runs if (job := jobs.get(run.resolve()))}
     return {run: "running" if entry and entry.state in STARTED else "queued" for run, entry in entries.items()}
 
 

@@ -18,8 +18,8 @@ PLAIN = logging.Formatter("%(asctime)s %(levelname)s %(message)s", "%Y-%m-%d %H:
 
 
 def console(width: int) -> Console:
-    """A console on standard output, of this width if it is not a terminal."""
-    return Console(width=None if Console().is_terminal else width)
+    """A console on standard output, of this width if it is not a terminal. Brackets in texts are not markup."""
+    return Console(width=None if Console().is_terminal else width, markup=False)
 
 
 def set_up_console() -> None:

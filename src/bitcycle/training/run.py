@@ -207,8 +207,10 @@ def _write_beginning(trainer: Trainer) -> None:
     if environment["remark"]:
         message = "the data of %s are %s: for results comparable with published ones, use the official files"
         logger.warning(message, data.name, environment["remark"])
+    before = read_object(folder.environment) if trainer.step else {}
+    environment["started"] = before.get("started") or datetime.now(UTC).isoformat(timespec="seconds")
     if trainer.step:
-        _warn_of_other_machine(read_object(folder.environment), environment)
+        _warn_of_other_machine(before, environment)
         _warn_of_other_costs(trainer)
         logger.info("resuming after step %d of %d: %s", trainer.step, plan.total_steps, folder.path)
     else:

@@ -79,11 +79,11 @@ class RunFolder:
         return read_object(self.summary)
 
     def is_in_use(self) -> bool:
-        """Whether a process is training this run."""
+        """Whether a process is training this run; False if this user may not know, which `lock` then refuses."""
         try:
             with open(self.path / ".lock", "rb") as stream:
                 return not try_lock(stream, shared=True)
-        except (FileNotFoundError, NotADirectoryError):
+        except (FileNotFoundError, NotADirectoryError, PermissionError):
             return False
 
     def write_status(self, state: str, step: int | None, total_steps: int, reason: str | None = None) -> None:

@@ -97,6 +97,7 @@ class GridSweeper(Sweeper):
 
         dry_run = fixed.get("dry_run", "false").lower()  # Hydra says True
         codes: list[int] = []
+        skipped: list[int] = []
         located: list[SweepRun] = []
         while True:
             runs = index_runs(wanted, self.compose)
@@ -104,17 +105,20 @@ class GridSweeper(Sweeper):
                 unfinished = [run.folder.path for run in runs if run.path and run.state != "done"]
                 runs = mark(runs, {str(path) for path in self.runner.queued(unfinished)}, "queued")
             plans = plans_of(runs) if dry_run != "false" else {}
-            missing = report(runs, title, dry_run, getattr(self.runner, "waits_for_others", False), plans)
+            waits = getattr(self.runner, "waits_for_others", False)
+            missing = report(runs, title, dry_run, waits, plans)
             codes += [plan.code for plan in plans.values()]
+            if not waits and dry_run == "false":
+                skipped += [EXIT_INTERRUPTED for run in runs if run.state == "running"]  # has to be run again
             located += (ready := [run for run in runs if run.path is not None])
-            if item and (manifest := reproduction("manifest")) is not None:
+            if item and dry_run == "false" and (manifest := reproduction("manifest")) is not None:
                 hashes = [run.key[1] for run in ready]
                 manifest.record_launch(item, fixed.get("scale", "paper"), hashes, self.compose, Path.cwd())
             codes += self._launch(missing, names, fixed) if missing and dry_run == "false" else []
             left = [run for run in runs if run.path is None]
             freed = [run for run in left if run.waits_for and RunFolder(Path(run.waits_for)).state() == "done"]
             if not freed or EXIT_INTERRUPTED in codes:
-                return codes + [EXIT_WRONG_CONFIGURATION] * len(left), located
+                return codes + skipped + [EXIT_WRONG_CONFIGURATION] * len(left), located
             codes += [EXIT_WRONG_CONFIGURATION] * (len(left) - len(freed))
             wanted = [run.overrides for run in freed]
 

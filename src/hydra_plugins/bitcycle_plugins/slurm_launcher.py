@@ -67,7 +67,7 @@ class SlurmLauncher(Launcher):
     def queued(self, folders: Sequence[Path]) -> set[Path]:
         """The run folders whose jobs SLURM still runs or will run; raises RunError if it does not answer."""
         present = jobs_in_queue(Path(self.config.results_root), folders)
-        return {folder for folder in folders if folder.absolute() in present}
+        return {folder for folder in folders if folder.resolve() in present}
 
     def launch(self, job_overrides: Sequence[Sequence[str]], initial_job_idx: int) -> Sequence[JobReturn]:
         """Run every job and return its metric, for sweepers that optimize it; `GridSweeper` uses `launch_into`."""
@@ -95,7 +95,7 @@ class SlurmLauncher(Launcher):
         """Submit the runs that are not in the queue, each once, wait for all, and return their exit codes. Raises RunError if
         SLURM does not answer or rejects all jobs, and SettingError for a parameter that cannot be meant."""
         check(self.own | self.parameters)
-        places = [folder.absolute() for folder in folders]
+        places = [folder.resolve() for folder in folders]
         root = Path(self.config.results_root)
         with ExitStack() as turn:
             turn.enter_context(turn_to_submit(root))  # a signal ends this wait at once

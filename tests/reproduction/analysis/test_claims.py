@@ -15,7 +15,7 @@ from bitcycle.configuration import GROUPS
 from bitcycle.reproduction.analysis import statistics as rule
 from bitcycle.reproduction.analysis.cells import Results
 from bitcycle.reproduction.analysis.claims import PREDICATES, Claim, _claim, read_claims, rule_of
-from bitcycle.reproduction.analysis.contrast import Pool
+from bitcycle.reproduction.analysis.contrast import Pool, contrast
 from bitcycle.reproduction.analysis.facts import FACTS
 from bitcycle.reproduction.analysis.items import PAPERS, read_items
 from bitcycle.reproduction.analysis.labels import our_data
@@ -547,3 +547,19 @@ def test_trainings_on_half_of_the_classes_are_told_from_the_others():
         one.runs[0].settings["dataset"]["part"] = part
     assert whole.runs[0].group.data == "cifar10_16" and "the other half of the classes" in half.runs[0].group.data
     assert our_data(half) == our_data(whole) + ", the other half of the classes"
+
+
+def test_a_margin_in_percent_is_that_of_the_seeds_that_are_compared():
+    """Seeds of the baseline without a partner moved the margin from 1.43 to 4.1 points."""
+    claim = replace(HIGHER, predicate="at_most", margin_percent=2.0)
+    more = cell(*OTHER, 200.0, 200.0, schedule="static")
+    assert verdict(claim, PAIR[0], more).margin == verdict(claim, *PAIR).margin == pytest.approx(1.43)
+
+
+def test_a_partner_without_a_base_leaves_the_comparison():
+    """Both partners kept half of the weight, while the base of only one was subtracted: 3 instead of 0."""
+    one = cell(10.0, 10.0, schedule="CR", schedule__q_max=8)
+    pair = [cell(10.0, 10.0, schedule="static", schedule__q_max=bits) for bits in (8, 6)]
+    base = cell(4.0, 4.0, schedule="LR", schedule__q_max=8)
+    found = contrast([one], pair, ["model"], ["final", "final"], ([base], ["schedule.q_max"]))
+    assert [unit.by_seed for unit in found.units] == [{"0": 0.0, "1": 0.0}]

@@ -3,6 +3,7 @@
 import json
 import time
 from concurrent.futures import ThreadPoolExecutor
+from datetime import datetime
 
 import pytest
 
@@ -90,3 +91,21 @@ def test_a_torn_line_of_a_run_in_progress_is_no_damage(copied_digits, tmp_path):
     begun.status.write_text(json.dumps(begun.read_status() | {"state": "running"}))
     begun.metrics.write_bytes(begun.metrics.read_bytes()[:-30])
     assert collect_folders([begun], tmp_path / "runs.csv") == []
+
+
+@pytest.mark.parametrize("missing", ["counting", "at_q_max", "hash"])
+def test_a_summary_of_another_version_stops_no_other_and_is_named(missing, finished_digits, copied_digits, tmp_path):
+    """A KeyError kept all runs out of the summary."""
+    broken, whole, summary = copied_digits(), finished_digits("seed=1"), tmp_path / "summary" / "runs.csv"
+    content = broken.folder.read_summary()
+    del content[missing]
+    broken.folder.summary.write_text(json.dumps(content))
+    with pytest.raises(RunError, match="1 finished run was not collected") as caught:
+        collect_folders([broken.folder, whole.folder], summary)
+    assert str(broken.folder.path) in str(caught.value) and missing in str(caught.value)
+    assert [row["seed"] for row in read_csv(summary)] == ["1"]
+
+
+def test_when_a_run_started_is_collected(finished_digits, tmp_path):
+    (row,) = collect_folders([finished_digits().folder], tmp_path / "runs.csv")
+    assert datetime.fromisoformat(row["started"]) <= datetime.fromisoformat(row["finished"])

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import re
 import runpy
 import shutil
 from dataclasses import replace
@@ -288,3 +289,29 @@ def test_families_are_files_that_omegaconf_reads(tmp_path):
     freeze.main(["f", "cpt/fig2-c1", "--seeds", "4", "--published", str(tmp_path / "published")])
     content = OmegaConf.load(tmp_path / "published/families/f.yaml")
     assert content.looks == 2 and list(content.claims) == ["cpt/fig2-c1"]
+
+
+def test_the_seed_that_a_look_waits_for_is_named():
+    """With one failed run, "2 of 8 planned seeds are trained" stayed whatever else was trained, and named nothing."""
+    home = family(HIGHER)
+    pair = [cell(*values, schedule=name) for name, values in (("CR", ONE), ("static", OTHER))]
+    gap = replace(pair[0], runs=(pair[0].runs[0], *pair[0].runs[2:]))
+    words = frozen.due_look(HIGHER, [gap, pair[1]], home)[1]
+    assert words.startswith("1 of 4 planned seeds are trained; the first test is at 2; it waits for seed 1")
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (["--seeds", "0"], "--seeds=0: is not a number of seeds"),
+        (["--seeds", "-2", "--deviation", "cpt/fig5-c1=0.5"], "--seeds=-2: is not a number of seeds"),
+        (["--seeds", "2.9"], "--seeds=2.9: is not a number of seeds"),
+        (["--seeds", "8", "--deviation", "cpt/fig5-c2=0.5"], "for a claim that is not to be frozen here"),
+        (["--seeds", "8", "--deviation", "cpt/fig5-c1=nan"], "--deviation=nan: is not a deviation"),
+        (["--seeds", "8", "--power", "cpt/fig5-c1=7"], "--power=7: is not a power"),
+    ],
+)
+def test_a_plan_that_cannot_be_meant_is_not_frozen(words, said, tmp_path):
+    with pytest.raises(SettingError, match=re.escape(said)):
+        freeze.main(["made_up", "cpt/fig5-c1", *words])
+    assert not (PUBLISHED / "families" / "made_up.yaml").exists()

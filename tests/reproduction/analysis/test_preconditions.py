@@ -371,3 +371,16 @@ def test_saving_cost_alone_is_not_comparable_accuracy():
     static = cell(*OTHER, schedule="static", schedule__q_max=8, gbitops=100)
     found = verdict(replace(CLAIMS["fractrain/fig7-c1"], match=["model"]), gated, static)
     assert found.verdict == CONTRADICTED and "saving 50 %" in found.reason
+
+
+def test_a_run_that_was_interrupted_had_its_machine_from_its_start_to_its_end():
+    """Its time was taken for the last hour before its end, though it began, beside another run, a day before."""
+    claim = replace(HIGHER, metric="speed", display="ratio", reference=1.0, requires=["quiet machine"])
+    hours = {"steps_per_second": 5, "seconds": 3600, "finished": "2026-01-02T10:00:00+00:00"}
+    one, two = cell(1.0, schedule="CR", **hours), cell(1.0, schedule="static", **hours)
+    two.runs[0].row["finished"] = "2026-01-03T10:00:00+00:00"
+    beside = cell(1.0, schedule="LR", seconds=60, finished="2026-01-01T10:00:00+00:00").runs
+    pool = Pool([*one.runs, *two.runs, *beside])
+    assert not pool.shared_machine(one.runs[0])
+    one.runs[0].row["started"] = "2026-01-01T09:00:00+00:00"
+    assert "shared" in reason(claim, one, two, pool=Pool([*one.runs, *two.runs, *beside]))

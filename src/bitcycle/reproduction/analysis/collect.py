@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from bitcycle.door import parser_of
-from bitcycle.errors import RunError
+from bitcycle.errors import UNREADABLE, RunError
 from bitcycle.files import RUNS, locked, read_csv, read_object, read_records, write_bytes, write_csv
 from bitcycle.picture.curve import AT_Q_MAX, curve_of
 from bitcycle.reproduction.measurement.artifacts import ANALYSES, IDENTITY, copy_results, run_name
@@ -29,7 +29,7 @@ COLUMNS = (
     *("metric", "unit", "higher_is_better", "final", "best", "best_step", "mean_of_last", *AT_TOP),
     *("gbitops", "gbitops_to_best", "relative_to_static", "energy_j", "latency_s", "hardware", "convention"),
     *("parameters", "train_samples", "remark", "seconds", "steps_per_second"),
-    *("processor", "threads", "torch", "python", "commit", "finished", "settings"),
+    *("processor", "threads", "torch", "python", "commit", "started", "finished", "settings"),
 )
 CURVES = "curves"
 """Folder of the curves, next to runs.csv."""
@@ -56,6 +56,9 @@ def collect_folders(folders: Iterable[RunFolder], summary: Path) -> list[dict[st
                 write_curve(folder, summary.parent / CURVES)
             except RunError as error:
                 damaged.append(str(error))
+                continue
+            except UNREADABLE as error:  # records that another version wrote, or that the disk refuses
+                damaged.append(f"{folder.path}: its records cannot be read ({type(error).__name__}: {error})")
                 continue
             rows[identity(row)] = row
             copy_results(folder, row, summary.parent / ANALYSES)
@@ -88,7 +91,7 @@ def summary_row(folder: RunFolder, recounted: Mapping[str, Any] | None = None) -
         "gbitops_to_best": cost["to_best"]["gbitops"],
         "hardware": hardware["name"],
         "convention": hardware["convention"],
-        **{name: environment.get(name) for name in ("threads", "python", "commit", "remark")},
+        **{name: environment.get(name) for name in ("threads", "python", "commit", "remark", "started")},
         "torch": environment.get("packages", {}).get("torch"),
         "settings": json.dumps({k: v for k, v in config.items() if k not in PLACES}, sort_keys=True),
     }

@@ -77,7 +77,10 @@ def _span(run: Run) -> tuple[float, float, str] | None:
     if seconds is None or not finished:
         return None
     end = _seconds(finished)
-    return end - seconds, end, run.row.get("processor", "")
+    begin = end - seconds
+    if started := run.row.get("started"):  # before that if the run was interrupted, as `seconds` is without the pause
+        begin = min(begin, _seconds(started))
+    return begin, end, run.row.get("processor", "")
 
 
 def _seconds(moment: str) -> float:
@@ -225,7 +228,8 @@ def contrast(
         if not others:
             continue
         wanted += 1
-        terms_b = [term for other in others for term in terms(other, -1 / len(others), metrics[1])]
+        based = [other for other in others if terms(other, 1.0, metrics[1])]
+        terms_b = [term for other in based for term in terms(other, -1 / len(based), metrics[1])]
         unit = Unit(tuple(terms(cell, 1.0, metrics[0])), tuple(terms_b))
         if unit.a and unit.b and all(part.runs for part in unit.cells) and unit.by_seed:
             filled += 1

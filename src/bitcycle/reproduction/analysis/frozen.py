@@ -126,6 +126,8 @@ def due_look(
     words = f"tested at {count} of {len(seeds)} planned seeds"
     if not count:
         words = f"{trained} of {len(seeds)} planned seeds are trained; the first test is at {half}"
+    if later := [seed for seed in seeds[trained + 1 :] if _trained_seeds(cells, arms, [seed])]:
+        words += f"; it waits for seed {seeds[trained]}, as they count in this order, and {later[0]} is trained"
     return [_restricted(cell, seeds[:count], family.frozen) for cell in cells], words
 
 

@@ -126,8 +126,8 @@ def _margin(claim: Claim, tested: Contrast) -> float | None:
         return None
     if claim.fixed_margin is not None:
         return claim.fixed_margin
-    several = [readings(cell, metric) for unit in tested.units for _, cell, metric in unit.b]
-    return claim.percent / 100 * fmean(value for one in several for value in one.values())
+    baseline = [(unit, readings(cell, metric)) for unit in tested.units for _, cell, metric in unit.b]
+    return claim.percent / 100 * fmean(values[seed] for unit, values in baseline for seed in unit.by_seed)
 
 
 def _t_test(claim: Claim, estimate: Estimate, margin: float | None, contrasts: list[Contrast]) -> Outcome:

@@ -130,6 +130,6 @@ def _entry(row: dict[str, str], last: dict[str, str] | None) -> str:
     number = f", {float(row['estimate']):+.3g}" if row["estimate"] else ""
     interval = f" ({float(row['low']):+.3g} to {float(row['high']):+.3g})" if row["low"] and row["high"] else ""
     seeds = f", n = {row['n']}" if row["n"] else ""
-    test = f"; test: {row['rule']}" if last is None or last["rule"] != row["rule"] else ""
+    test = f"; test: {row['rule']}" if row["rule"] and (last is None or last["rule"] != row["rule"]) else ""
     reason = f"; {row['reason']}" if row["reason"] else ""
     return f"- {row['date']}: **{row['verdict']}**{number}{interval}{seeds}{test}{reason}"

@@ -144,7 +144,7 @@ def test_the_verdict_of_a_board_stands_below_the_claim_that_it_restates(empty, t
 
 def test_published_numbers_with_ours_at_the_same_setting_stand_together(empty, tmp_path):
     target, entries = empty
-    headline = "Ours at the papers' settings"
+    headline = "Ours at the papers' length (data as labelled)"
     assert headline not in (target / "results" / "README.md").read_text()
     data = data_of("cpt/table2", made_up(72.0, 73.0, 74.0, **CYCLIC, **SMALL))
     changed = [

@@ -21,7 +21,7 @@ def updated(
     found = list(history)
     last = {(row["claim_id"], row["scale"]): row for row in found}
     for row in rows:
-        now = {name: row.get(name) or "" for name in COLUMNS} | {"date": today}
+        now = {name: row.get(name) or "" for name in COLUMNS} | {"date": today, "claim_id": row["claim_id"]}
         before = last.get((now["claim_id"], now["scale"]))
         if before is None and not now["scale"]:
             continue  # never tested so far

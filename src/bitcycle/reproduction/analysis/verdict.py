@@ -368,7 +368,8 @@ def _scope(scale: str, cells: Iterable[Cell]) -> str:
 
 def _length(run: Run) -> str:
     """Length of a run in epochs, if it has at least one, or else in steps."""
-    return f"{run.epochs:.3g} epochs" if run.epochs >= 1 else f"{int(run.row['total_steps']):,} steps"
+    rounded = float(f"{run.epochs:.3g}")
+    return f"{rounded:,g} epochs" if run.epochs >= 1 else f"{int(run.row['total_steps']):,} steps"
 
 
 def _reached(claim: Claim, outcome: Outcome) -> str:

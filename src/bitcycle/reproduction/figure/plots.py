@@ -38,7 +38,7 @@ Point = tuple[Any, float, Optional[tuple[float, float]]]
 """Position, value, and the bounds of its interval."""
 INTERVALS = "bars: 95 % intervals over seeds, below three seeds with the deviation pooled over all settings"
 """Of differences."""
-OF_MEANS = "bars: 95 % intervals over seeds; hollow: fewer than three seeds, which have none"
+OF_MEANS = "bars: 95 % intervals over seeds; hollow points have fewer than three seeds and no interval"
 LEAST_EVALUATIONS = 5
 """Minimum number of points of a curve."""
 
@@ -366,8 +366,9 @@ def forest(rows: Sequence[ClaimResult]) -> Drawing | None:
     legend(figure, axes)
     return Drawing(
         figure,
-        "Filled: decided, hollow: leaning; lines: 95 % confidence intervals, not corrected for the number of claims; one that"
-        " reaches beyond no effect can support a claim with a margin; diamonds: the published effect, in another setting.",
+        "Filled: decided, hollow: leaning; lines: 95 % confidence intervals, not corrected for the number of claims; an interval"
+        " that crosses no effect can still support a claim that allows a margin; diamonds: the published effect, in another"
+        " setting.",
     )
 
 

@@ -195,7 +195,7 @@ def beside_published(entries: Sequence[Entry]) -> Table:
         for record in table.records
         if record.get("published") and record.get("ours")
     ]
-    return Table.without_empty("Ours at the papers' settings", records, ("item", *BESIDE))
+    return Table.without_empty("Ours at the papers' length (data as labelled)", records, ("item", *BESIDE))
 
 
 def most_at_paper_scale(entries: Sequence[Entry]) -> Entry | None:

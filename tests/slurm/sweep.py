@@ -99,7 +99,8 @@ def test_a_disturbed_sweep_equals_an_undisturbed_one(tmp_path):
 
     again = run_train(*command, timeout=PATIENCE)
     assert again.returncode == 0, again.stderr
-    assert "in SLURM already" in again.stderr
+    # on a busy machine the jobs may have ended before this command looked
+    assert "in SLURM already" in again.stderr or "3 runs: 3 done" in again.stderr
     assert arrays(results) == submitted
     for job, run in ((put_back, first), (warned, second)):
         assert "Restarts=1 " in scontrol("show", "job", "--oneliner", job)

@@ -32,7 +32,8 @@ def claims_table() -> str:
         interval = "" if row.low is None else f" ({row.low:+.2f} to {row.high:+.2f})"
         state = row.verdict if row.decided or not row.leaning else f"{row.verdict}, leaning {row.leaning}"
         p = ", ".join(f"{value:.2g}" for value in (row.p_raw, row.p_corrected) if value is not None)
-        found = f"{row.estimate:+.2f} {row.unit}{interval}", f"{row.n}, {row.trainings}", p, row.seeds_needed or ""
+        needed = "" if row.seeds_needed is None else row.seeds_needed if row.seeds_needed > (row.n or 0) else "no more"
+        found = f"{row.estimate:+.2f} {row.unit}{interval}", f"{row.n}, {row.trainings}", p, needed
         lines.append((f"{row.claim_id}: {row.sentence}", state, *found, row.scope))
     return markdown_table(titles, lines) if rows else "None so far."
 

@@ -262,7 +262,7 @@ def test_claims_stand_at_the_top_and_in_the_readme_with_their_rule(page):
         if "the table of claims" in text
         else text.index('id="claims"') < text.index('id="contents-title"')
     )
-    assert "the interval above 0" in text and "p = 0.030" in text and "12 seeds would decide" in text
+    assert "the interval above 0" in text and "p = 0.03" in text and "12 seeds would decide" in text
     item = (page / "figures" / "cpt" / "fig1.md").read_text()
     assert "the interval above 0" in item and "proxy: GCN, Cora" in item
 

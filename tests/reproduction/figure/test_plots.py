@@ -120,7 +120,7 @@ def test_a_caption_of_means_promises_no_pooled_deviation():
     assert {line.get_markerfacecolor() for line in figure.axes[0].get_lines() if line.get_marker() != "None"} == {
         "white"
     }
-    assert "pooled" not in caption and "hollow: fewer than three seeds" in caption and "n = 2." in caption
+    assert "pooled" not in caption and "hollow points have fewer than three seeds" in caption and "n = 2." in caption
     plt.close(figure)
 
 

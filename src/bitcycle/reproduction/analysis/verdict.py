@@ -29,7 +29,7 @@ from bitcycle.reproduction.analysis.claims import (
     tested_reference,
 )
 from bitcycle.reproduction.analysis.contrast import Contrast, Pool
-from bitcycle.reproduction.analysis.facts import described, select
+from bitcycle.reproduction.analysis.facts import described, matches, select
 from bitcycle.reproduction.analysis.frozen import LEAST_POWER, Family, differs, due_look, family_of
 from bitcycle.reproduction.analysis.labels import proxy_label
 from bitcycle.reproduction.analysis.metrics import COSTS, PHASE, reading
@@ -373,16 +373,18 @@ def _length(run: Run) -> str:
 
 
 def _reached(claim: Claim, outcome: Outcome) -> str:
-    """What the arms that a claim compares with reach: the mean of the final metric of the runs that count, or of the same one at
-    the moment that is compared."""
-    units = [unit for one in outcome.contrasts for unit in one.units]
+    """What the arms that a claim compares with reach, or the one that its estimate is against: the mean of the final metric of
+    the runs that count, or of the same one at the moment that is compared."""
+    terms = [term for one in outcome.contrasts for unit in one.units for term in unit.b]
+    cells = [cell for _, cell, _ in terms if outcome.against is None or matches(cell, outcome.against)]
     counted = {run.training for run in _runs_of(outcome.contrasts)}
-    runs = [run for run in distinct_runs(cell for unit in units for _, cell, _ in unit.b) if run.training in counted]
+    runs = [run for run in distinct_runs(cells) if run.training in counted]
     names = {run.row.get("metric", "") for run in runs}
     compared = claim.metrics[1]
     moment = compared if compared == "initial weights" or compared.startswith(PHASE) else "final"
     values = [value for run in runs if (value := reading(run, moment)) is not None]
     if len(names) != 1 or not values or not claim.arms:
         return ""
-    arms = map(described, claim.arms) if moment == "final" else arms_in_words(claim)
+    compared_with = claim.arms if outcome.against is None else [outcome.against]
+    arms = map(described, compared_with) if moment == "final" else arms_in_words(claim)
     return f"; {' or '.join(arms)}: {fmean(values):.3g} {names.pop().replace('_', ' ')}"

@@ -118,15 +118,19 @@ def estimate(row: ClaimResult) -> str:
 
 def details(row: ClaimResult) -> str:
     """Scope, rule, metric, numbers of seeds and runs, p-values, published effect and reason, in sentences."""
+    verb = "are enough to decide" if (row.seeds_needed or 0) <= (row.n or 0) else "would decide"
     numbers = (
         (row.level, f"{100 * (row.level or 0):.0f} % interval"),
         (row.n, f"n = {row.n}"),
         (row.trainings, f"{row.trainings} distinct trainings"),
-        (row.p_raw, f"p = {number(row.p_raw)}"),
-        (row.p_corrected, f"corrected p = {number(row.p_corrected)}"),
+        (row.p_raw, f"p = {row.p_raw or 0:.3g}"),
+        (row.p_corrected, f"corrected p = {row.p_corrected or 0:.3g}"),
         (row.margin, f"margin {number(row.margin)}"),
-        (row.power, f"power {row.power or 0:.2f} at the published effect"),
-        (row.seeds_needed, f"{row.seeds_needed} seeds would decide an effect of the published size"),
+        (
+            row.power,
+            f"power {row.power or 0:.2f} at the published effect{' with the deviation found' * bool(row.family)}",
+        ),
+        (row.seeds_needed, f"{row.seeds_needed} seeds {verb} an effect of the published size"),
     )
     counts = ", ".join(words for value, words in numbers if value is not None)
     published = f"Published: {row.published_effect}" if row.published_effect else ""

@@ -153,7 +153,9 @@ def _configured(overrides: Sequence[str]) -> RunConfig:
     with initialize_config_dir(str(resource_root() / "conf"), version_base="1.3"):
         config = read_config(compose("config", overrides=[*overrides, "schedule=static"]))
     if config.quantizer.name == "none":
-        raise SettingError("quantizer", "none", "quantizes nothing, so that bits save nothing", "choose another one")
+        raise SettingError(
+            "quantizer", "none", "quantizes nothing, so that bits save nothing", "use quantizer=sbm or another"
+        )
     top = config.quantizer.initial_precision
     gradient = None if top.gradient == top.weight else top.gradient
     return replace(config, schedule=SCHEDULES["static"](q_max=top.weight, gradient=gradient))

@@ -339,7 +339,7 @@ def run(given: Namespace, root: Path) -> int:
         check_frozen(read_claims(folder), read_families(folder))
     parts = read_plan(given.plan or root / PLAN)
     results_root = str(Path(given.results_root).expanduser())
-    if found := re.search(r"[][(){},:'\"\\]", results_root):
+    if found := re.search(r"[][(){},'\"]", results_root):
         problem = f"has a character of Hydra's syntax, {found[0]}, and is passed on to every run"
         raise SettingError("--results-root", results_root, problem, "choose or link a folder without it")
     with composing(root / "conf") as compose:

@@ -10,7 +10,7 @@ anything; the claim can then be amended and frozen again.
 import math
 import sys
 from argparse import SUPPRESS
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from datetime import UTC, datetime
 from pathlib import Path
 
@@ -83,17 +83,18 @@ def _check_numbers(
     are not to be frozen."""
     if without := [name for name in claims if name not in seeds and "" not in seeds]:
         raise SettingError("seeds", sorted(seeds), f"there is no number for {without[0]}", "add --seeds NUMBER")
-    for option, numbers in {"--seeds": seeds, "--deviation": deviations, "--power": powers}.items():
+    rules: tuple[tuple[str, Mapping[str, float], Callable[[float], bool], str, str], ...] = (
+        ("--seeds", seeds, lambda x: x >= 1 and x.is_integer(), "a number of seeds", "plan a whole number from 1"),
+        ("--deviation", deviations, lambda x: 0 < x < math.inf, "a deviation", "give a finite number above 0"),
+        ("--power", powers, lambda x: 0 <= x <= 1, "a power", "give a number from 0 to 1"),
+    )
+    for option, numbers, is_valid, what, remedy in rules:
         for name, number in numbers.items():
-            if name not in claims and not (option == "--seeds" and name == ""):
+            if name not in claims and (name or option != "--seeds"):
                 problem = "gives a number for a claim that is not to be frozen here"
                 raise SettingError(option, f"{name}={number:g}", problem, nearest(name, claims))
-            if option == "--seeds" and not (number >= 1 and number == int(number)):
-                raise SettingError(option, f"{number:g}", "is not a number of seeds", "plan a whole number from 1")
-            if option == "--deviation" and not 0 < number < math.inf:
-                raise SettingError(option, f"{number:g}", "is not a deviation", "give a finite number above 0")
-            if option == "--power" and not 0 <= number <= 1:
-                raise SettingError(option, f"{number:g}", "is not a power", "give a number from 0 to 1")
+            if not is_valid(number):
+                raise SettingError(option, f"{number:g}", f"is not {what}", remedy)
 
 
 def main(words: Sequence[str] | None = None) -> int:

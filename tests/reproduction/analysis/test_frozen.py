@@ -306,6 +306,7 @@ def test_the_seed_that_a_look_waits_for_is_named():
         (["--seeds", "0"], "--seeds=0: is not a number of seeds"),
         (["--seeds", "-2", "--deviation", "cpt/fig5-c1=0.5"], "--seeds=-2: is not a number of seeds"),
         (["--seeds", "2.9"], "--seeds=2.9: is not a number of seeds"),
+        (["--seeds", "inf"], "--seeds=inf: is not a number of seeds"),
         (["--seeds", "8", "--deviation", "cpt/fig5-c2=0.5"], "for a claim that is not to be frozen here"),
         (["--seeds", "8", "--deviation", "cpt/fig5-c1=nan"], "--deviation=nan: is not a deviation"),
         (["--seeds", "8", "--power", "cpt/fig5-c1=7"], "--power=7: is not a power"),

@@ -145,9 +145,8 @@ def drawn(data: ItemData) -> Drawing | None:
     return found
 
 
-@pytest.mark.parametrize(("missing", "expected"), [(2, True), (3, False)])
-def test_nothing_is_drawn_below_half_of_the_cells(missing, expected):
-    assert bool(drawn(cyclic_and_static(missing))) == expected
+def test_runs_are_drawn_however_few_of_the_cells_have_some():
+    assert drawn(cyclic_and_static(missing=9)).caption.startswith("Ours:")
 
 
 def test_settings_at_the_ceiling_are_not_compared():
@@ -344,7 +343,7 @@ def test_board_has_a_picture_and_a_table_that_name_the_proxy():
     rows = [dict(zip(table.headings, row)) for row in table.rows]
     assert [row["method"] for row in rows] == ["static 8 bits, 50 % of the steps", "CR 3-8 bits", "static 8 bits"]
     assert rows[1]["difference to static 8 bits of equal cost"].startswith("+") and rows[1]["scale"] == "mini"
-    assert draw_item(board_of(cells[0], *(Cell({"seed": str(n)}, {}) for n in range(2)))) is None
+    assert draw_item(board_of(*(Cell({"seed": str(n)}, {}) for n in range(2)))) is None
     plt.close(figure)
 
 

@@ -38,7 +38,6 @@ class Spec:
     measures: Sequence[str] = ()  # facts that are additional columns in the table of our runs
     pictures: Sequence[Mapping[str, Any]] = ()  # kind, MODULE.FUNCTION here, with options; draws the first with runs
     beside: Mapping[str, Selector] = field(default_factory=dict)  # sweep -> its cells that pictures show, too
-    least: float = 0.5  # fraction of the cells that must have runs for these to be drawn
     appendix: bool = False  # whether results/README.md shows it at its end
     tables: str = "table.tables_of"  # MODULE.FUNCTION here that makes its tables
 

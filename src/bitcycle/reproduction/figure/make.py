@@ -6,7 +6,6 @@ command that trains their runs.
 
 import json
 from collections.abc import Callable, Iterable
-from dataclasses import replace
 from pathlib import Path
 from pkgutil import resolve_name
 from typing import Any
@@ -20,7 +19,7 @@ from bitcycle.door import parser_of
 from bitcycle.files import digest_of, read_csv, resource_root, write_csv
 from bitcycle.picture.layout import render, write_files
 from bitcycle.reproduction.analysis import history
-from bitcycle.reproduction.analysis.cells import Results, distinct_runs, read_runs
+from bitcycle.reproduction.analysis.cells import distinct_runs, read_runs
 from bitcycle.reproduction.analysis.claims import read_claims
 from bitcycle.reproduction.analysis.collect import SUMMARY, curve_name
 from bitcycle.reproduction.analysis.contrast import Pool
@@ -95,10 +94,8 @@ def make_item(data: ItemData, folder: Path) -> Entry:
 
 
 def draw_item(data: ItemData) -> Drawing | None:
-    """Draw the first picture in an item's description whose runs exist; None if there is none. Runs are only drawn if
-    enough of the cells have some. The title, of one line, says whether they are a proxy for the paper's."""
-    if len(data.results.done) < data.spec.least * len(data.results.cells):
-        data = replace(data, results=Results(None, tuple(replace(cell, runs=()) for cell in data.results.cells)))
+    """Draw the first picture in an item's description whose runs exist; None if there is none. The title, of one line, says
+    whether they are a proxy for the paper's."""
     descriptions = ({**picture} for picture in data.spec.pictures)
     drawings = (resolve_name(f"{__package__}.{picture.pop('kind')}")(data, **picture) for picture in descriptions)
     drawing = next((drawing for drawing in drawings if drawing is not None), None)

@@ -34,7 +34,7 @@ from bitcycle.schedule import SUITE
 
 COLUMN = "final"
 NAMED = 8
-"""Largest number of methods whose cyclic schedules are named beside their points."""
+"""Largest number of methods whose cyclic schedules and static bits are written beside their points."""
 EQUAL = 0.005
 """Relative difference of costs that count as equal at the ends of the static runs, whose steps are whole numbers."""
 
@@ -146,9 +146,10 @@ def draw_board(data: ItemData) -> Drawing | None:
     compared = [row for row in rows if row.gap]
     places = side_by_side({index: math.log(row.cost) for index, row in enumerate(compared)}, 0.012) if compared else {}
     for index, row in enumerate(compared):
-        draw_points(right, style(row), [point(math.exp(places[index]), row.gap)] if row.gap else [])
+        if row.gap:
+            draw_points(right, style(row), [point(math.exp(places[index]), row.gap)], hollow=row.gap.n < OWN_SEEDS)
     if len(rows) <= NAMED:
-        name_cyclic(left, rows)
+        name_points(left, rows)
     front = [row for row in rows if row.best]
     left.step([row.cost for row in front], [row.value.mean for row in front], where="post", color="0.5", linewidth=1)
     right.axhline(0, color="0.35", linewidth=1)
@@ -161,7 +162,8 @@ def draw_board(data: ItemData) -> Drawing | None:
     how = ", with its steps reduced to match the cost (interpolated linearly)" if "equal" in reference(rows) else ""
     pairs = [row.gap.n for row in rows if row.gap]
     how += "; below three seeds with pooled deviations" if min(pairs, default=OWN_SEEDS) < OWN_SEEDS else ""
-    hollow = " (hollow: fewer than three seeds)" if any(row.value.n < OWN_SEEDS for row in rows) else ""
+    fewest = min([row.value.n for row in rows] + pairs)
+    hollow = " (hollow: fewer than three seeds)" if fewest < OWN_SEEDS else ""
     counts = f"{numbers_of_seeds(row.value.n for row in rows)}, of differences {numbers_of_seeds(pairs)}"
     return Drawing(
         figure,
@@ -171,12 +173,13 @@ def draw_board(data: ItemData) -> Drawing | None:
     )
 
 
-def name_cyclic(axes: Axes, rows: Sequence[Row]) -> None:
-    """Write the names of cyclic schedules beside their points."""
+def name_points(axes: Axes, rows: Sequence[Row]) -> None:
+    """Write the names of cyclic schedules, and the bits of static ones but 8, beside their points."""
     for row in rows:
-        if schedule_of(row.cell) in SUITE:
-            place, offset = (row.cost, row.value.mean), (7, -11)
-            axes.annotate(schedule_of(row.cell), place, xytext=offset, textcoords="offset points", fontsize=8)
+        schedule, bits = schedule_of(row.cell), forward_bits(row.cell)
+        words = schedule if schedule in SUITE else "" if matches(row.cell, STATIC) else f"{bits} bits"
+        place, offset = (row.cost, row.value.mean), (7, -11) if schedule in SUITE else (4, 16)  # apart at equal cost
+        axes.annotate(words, place, xytext=offset, textcoords="offset points", fontsize=8)
 
 
 def style_of_row(row: Row, main: str) -> Style:

@@ -54,15 +54,15 @@ def point(x: Any, value: Estimate) -> Point:
     return x, value.mean, value.interval()
 
 
-def draw_points(axes: Axes, style: Style, points: Iterable[Point]) -> None:
-    """Draw points with their intervals; points without an interval are hollow."""
+def draw_points(axes: Axes, style: Style, points: Iterable[Point], hollow: bool = False) -> None:
+    """Draw points with their intervals; points without an interval are hollow, or all."""
     for x, mean, ends in points:
         axes.errorbar(
             *([x], [mean], None if ends is None else [[max(0.0, mean - ends[0])], [max(0.0, ends[1] - mean)]]),
             fmt=style.marker,
             markersize=7 if style.marker == "*" else 5.5,
             color=style.colour,
-            markerfacecolor="white" if ends is None else style.colour,
+            markerfacecolor="white" if ends is None or hollow else style.colour,
             markeredgecolor=style.edge or style.colour,
             elinewidth=1,
             capsize=2,
@@ -204,8 +204,8 @@ def points_by_setting(
     shown, omitted = comparable(data) if base else panels_of(data), ""
     if time:
         shown, omitted = timed_panels(shown)
-    if not shown:
-        return None
+    if not any(len({fact(cell, place) for cell in panel.cells} - {None}) > 1 for panel in shown):
+        return None  # nothing to compare
     figure, axes = panels(len(shown))
     counts = []
     for panel, part in zip(shown, axes):

@@ -1,8 +1,9 @@
-"""The table of results/notes/plan.md with the trainings and hours of every part of sweeps/evidence.yaml."""
+"""The table of results/notes/plan.md with the trainings, hours and verdicts of every part of sweeps/evidence.yaml."""
 
 from __future__ import annotations
 
 import json
+from collections import defaultdict
 from collections.abc import Mapping
 from pathlib import Path
 
@@ -13,13 +14,18 @@ from bitcycle.reproduction.manifest import MANIFEST, read_manifest
 
 ROOT = Path(__file__).parent.parent
 PLAN = ROOT / "sweeps" / "evidence.yaml"
+CLAIMS = ROOT / "results" / "summary" / "claims.csv"
 UNNAMED = ("seed", "results_root")
 """Settings of a run that are no part of its name."""
 COMPUTE = "training.compute"
 
 
 def hours_table() -> str:
-    """Every part of the plan with its finished and planned trainings, and the hours that the finished ones took."""
+    """Every part of the plan with its finished and planned trainings, and the hours that the finished ones took; the first part of
+    a family with the verdicts on the family's claims of the papers."""
+    verdicts = defaultdict[str, list[str]](list)
+    for row in read_csv(CLAIMS):
+        verdicts[row["family"]].append(f"{row['claim_id']} {row['verdict']}")
     rows = {(row["scale"], row["hash"], row["seed"]): row for row in read_csv(ROOT / SUMMARY)}
     lines, seen = [], set[tuple[str, str, str]]()
     for part in read_plan(PLAN):
@@ -29,8 +35,9 @@ def hours_table() -> str:
         seen |= set(wanted)
         hours = sum(float(row["seconds"]) for row in own) / 3600
         family, _, question = part.claim.partition(": ")
-        lines.append((family, question, part.sweep, f"{len(done)} of {len(wanted)}", f"{hours:.1f}"))
-    return markdown_table(("family", "question", "sweep", "trainings done", "hours"), lines)
+        found = "; ".join(verdicts.pop(family, []))
+        lines.append((family, question, part.sweep, f"{len(done)} of {len(wanted)}", f"{hours:.1f}", found))
+    return markdown_table(("family", "question", "sweep", "trainings done", "hours", "verdicts"), lines)
 
 
 def trainings_of(part: Part) -> list[tuple[str, str, str]]:

@@ -21,7 +21,7 @@ from bitcycle.reproduction.analysis.statistics import over_seeds
 from bitcycle.reproduction.figure import board, data
 from bitcycle.reproduction.figure.data import ItemData, differences, gather, panels_of, status_line, timed, timed_panels
 from bitcycle.reproduction.figure.make import draw_item, inputs_of, make_item, write_picture
-from bitcycle.reproduction.figure.plots import draw_curve, forest, side_by_side
+from bitcycle.reproduction.figure.plots import MARGINS, draw_curve, forest, side_by_side
 from bitcycle.reproduction.figure.style import Drawing, Style
 from tests.conftest import ROOT
 from tests.reproduction.figures_cases import CYCLIC, ITEMS, SMALL, STATIC, claim_result, data_of, made_up, proxied
@@ -217,6 +217,18 @@ def test_forest_has_a_panel_for_each_unit():
     assert [axes.lines[0].get_xdata()[0] for axes in figure.axes] == [0, 0, 1]  # where there is no effect
     assert [text.get_text() for text in figure.axes[0].get_yticklabels()] == ["cpt/fig1-c1", "cpt/fig1-c2"]
     plt.close(figure)
+
+
+def test_forest_shows_margins_and_where_lower_is_better():
+    numbers = {"low": 0.5, "high": 1.5, "unit": "perplexity", "margin": 3.0}
+    rows = [claim_result(f"cpt/fig1-c{n}", estimate=1.0, predicate=one, **numbers) for n, one in enumerate(MARGINS)]
+    axes = forest([*rows, claim_result("cpt/fig1-c9", estimate=1.0, predicate="higher", **numbers)]).figure.axes[0]
+    strokes = [line for line in axes.get_lines() if line.get_marker() == "|"]
+    assert [tuple(map(float, (*line.get_xdata(), *line.get_ydata()))) for line in strokes] == [
+        *((-3.0, 0.0), (3.0, 0.0), (-3.0, 1.0), (3.0, 1.0), (-3.0, 2.0), (3.0, 3.0), (3.0, 4.0)),
+    ]
+    assert axes.get_xlabel() == "perplexity (lower is better)"
+    plt.close("all")
 
 
 def test_forest_tells_a_claim_that_is_supported_in_part():

@@ -349,6 +349,12 @@ RATIO = "x"
 VERDICT_COLOURS = {"supported": "#0072b2", "supported in part": "#56b4e9", "contradicted": "#d55e00"}
 
 
+LOWER_IS_BETTER = {"perplexity", "points of CER", "loss"}
+"""Units of effects whose positive values are losses."""
+MARGINS = {"equivalent": (-1, 1), "all_equivalent": (-1, 1), "at_least": (-1,), "at_most": (1,), "none_better": (1,)}
+"""Predicate -> signs of the ends of its margin."""
+
+
 def forest(rows: Sequence[ClaimResult]) -> Drawing | None:
     """Confidence intervals of claims and their published effects, one panel per unit; None if there are no claims."""
     if not rows:
@@ -362,13 +368,14 @@ def forest(rows: Sequence[ClaimResult]) -> Drawing | None:
     for (unit, found), part in zip(units.items(), axes):
         part.axvline(1 if unit == RATIO else 0, color="0.5", linewidth=0.8)  # no effect
         _forest_panel(part, found)
-        part.set_xlabel("ratio" if unit == RATIO else unit or "effect")
+        better = " (lower is better)" if unit in LOWER_IS_BETTER else ""
+        part.set_xlabel("ratio" if unit == RATIO else f"{unit or 'effect'}{better}")
     legend(figure, axes)
     return Drawing(
         figure,
-        "Filled: decided, hollow: leaning; lines: 95 % confidence intervals, not corrected for the number of claims; an interval"
-        " that crosses no effect can still support a claim that allows a margin; diamonds: the published effect, in another"
-        " setting.",
+        "Filled: decided, hollow: leaning; lines: 95 % confidence intervals, not corrected for the number of claims; grey"
+        " strokes: the margin that a claim allows, within which an interval supports it; diamonds: the published effect, in"
+        " another setting.",
     )
 
 
@@ -378,6 +385,8 @@ def _forest_panel(axes: Axes, rows: Sequence[ClaimResult]) -> None:
         colour = VERDICT_COLOURS.get(found, "0.45")
         middle = float(row.estimate or 0.0)
         ends = [middle if end is None else end for end in (row.low, row.high)]
+        for sign in MARGINS.get(row.predicate, ()) if row.margin else ():
+            axes.plot([sign * float(row.margin or 0.0)], [place], "|", color="0.45", markersize=11, label="margin")
         axes.plot(ends, [place] * 2, color=colour, linewidth=1.4)
         whose = "ours, proxy" if row.scope.startswith("proxy") else "ours"
         words, filling = (f"{whose}: {found}", colour) if row.decided else (f"{whose}: leaning, {found}", "white")

@@ -21,8 +21,8 @@ COMPUTE = "training.compute"
 
 
 def hours_table() -> str:
-    """Every part of the plan with its finished and planned trainings, and the hours that the finished ones took; the first part of
-    a family with the verdicts on the family's claims of the papers."""
+    """Every part of the plan with its finished and planned trainings, and the hours that the finished ones took; the first part
+    of a family with the verdicts on the family's claims of the papers."""
     verdicts = defaultdict[str, list[str]](list)
     for row in read_csv(CLAIMS):
         verdicts[row["family"]].append(f"{row['claim_id']} {row['verdict']}")

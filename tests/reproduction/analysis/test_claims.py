@@ -574,3 +574,15 @@ def test_the_scope_names_the_baseline_that_the_estimate_is_against():
     found = verdict(claim, PAIR[0], strong, cell(*OTHER, schedule="static", schedule__q_max=6))
     assert found.estimate == pytest.approx(-1.375) and "q_max 8" in found.reason.replace("q max", "q_max")
     assert "74.5 test accuracy" in found.scope and " or " not in found.scope
+
+
+def test_a_claim_about_every_cell_names_the_one_that_its_estimate_is_of():
+    """Nothing told which of several cells it was."""
+    pairs = [
+        cell(*np.add(values, shift), schedule=name, schedule__q_max=bits)
+        for bits, gap in ((8, 5.0), (6, -30.0))
+        for name, values, shift in (("CR", OTHER, gap), ("static", ONE, 0.0))
+    ]
+    found = verdict(replace(HIGHER, each=True, match=["high"]), *pairs)
+    assert found.estimate == pytest.approx(np.mean(OTHER) - np.mean(ONE) - 30) and found.verdict == CONTRADICTED
+    assert "the estimate is that of ResNet-8, CPT at 3-6 bits against SBM at 6 bits" in found.reason

@@ -34,6 +34,7 @@ class Outcome(NamedTuple):
     margin: float | None
     contrasts: list[Contrast]  # the tested contrasts, for preconditions
     against: Mapping[str, Any] | None = None  # the arm b of the estimate, if there are several
+    weakest: Contrast | None = None  # the contrast of the estimate, if several were tested
 
 
 def evaluate(claim: Claim, cells: Sequence[Cell], pool: Pool) -> Outcome | None:
@@ -69,7 +70,8 @@ def _all_hold(claim: Claim, several: Sequence[Outcome | None]) -> Outcome | None
     weakest = max(range(len(tests)), key=weakness)
     against = claim.arms[weakest] if 1 < len(claim.arms) == len(tests) else None
     contrasts = _distinct(one for test in tests for one in test.contrasts)
-    return tests[weakest]._replace(p_values=joint, contrasts=contrasts, against=against)
+    of = next(iter(tests[weakest].contrasts), None) if len(tests) > 1 else None
+    return tests[weakest]._replace(p_values=joint, contrasts=contrasts, against=against, weakest=of)
 
 
 def _contrasts(

@@ -29,9 +29,9 @@ from bitcycle.reproduction.analysis.claims import (
     tested_reference,
 )
 from bitcycle.reproduction.analysis.contrast import Contrast, Pool
-from bitcycle.reproduction.analysis.facts import described, matches, select
+from bitcycle.reproduction.analysis.facts import described, fact, select
 from bitcycle.reproduction.analysis.frozen import LEAST_POWER, Family, differs, due_look, family_of
-from bitcycle.reproduction.analysis.labels import proxy_label
+from bitcycle.reproduction.analysis.labels import forward_bits, our_model, proxy_label
 from bitcycle.reproduction.analysis.metrics import COSTS, PHASE, reading
 from bitcycle.reproduction.analysis.preconditions import counted_cells, left_out, why_no_test
 from bitcycle.reproduction.analysis.predicates import Outcome, evaluate
@@ -193,13 +193,24 @@ def _tested(
         row.verdict, row.reason, row.published_inside = NO_TEST, reason, None
         return Judged(claim, family, row, first)
     _set_p_value(row, parts, outcomes)
-    against = "" if first.against is None else f"the estimate is against {described(first.against)}"
     margin = "the margin is ours, the paper prints none" if claim.assumed_margin else ""
-    row.reason = _joined(row.reason, against, left_out(cells, counted), look, margin)
+    row.reason = _joined(row.reason, _comparison(claim, first), left_out(cells, counted), look, margin)
     if family is None and row.power is not None and row.power < LEAST_POWER:
         row.verdict, row.leaning, row.seeds_needed = NOT_TESTED, "", _seeds_needed(claim, first, 1)
         row.reason = _joined(f"power {row.power:.2f} at the published effect, below one half", row.reason)
     return Judged(claim, family, row, first)
+
+
+def _comparison(claim: Claim, outcome: Outcome) -> str:
+    """Which of several comparisons the estimate belongs to: the arm that it is against, or the cell if every one is tested."""
+    if outcome.against is not None:
+        return f"the estimate is against {described(outcome.against)}"
+    if not claim.each or outcome.weakest is None:
+        return ""
+    (unit,) = outcome.weakest.units
+    cells = [terms[0][1] for terms in (unit.a, unit.b)]
+    a, b = (f"{fact(cell, 'method')} at {forward_bits(cell)} bits" for cell in cells)
+    return f"the estimate is that of {our_model(cells[0])}, {a} against {b}"
 
 
 def _runs_of(contrasts: Iterable[Contrast]) -> list[Run]:
@@ -375,8 +386,8 @@ def _length(run: Run) -> str:
 def _reached(claim: Claim, outcome: Outcome) -> str:
     """What the arms that a claim compares with reach, or the one that its estimate is against: the mean of the final metric of
     the runs that count, or of the same one at the moment that is compared."""
-    terms = [term for one in outcome.contrasts for unit in one.units for term in unit.b]
-    cells = [cell for _, cell, _ in terms if outcome.against is None or matches(cell, outcome.against)]
+    shown = outcome.contrasts if outcome.weakest is None else [outcome.weakest]
+    cells = [cell for one in shown for unit in one.units for _, cell, _ in unit.b]
     counted = {run.training for run in _runs_of(outcome.contrasts)}
     runs = [run for run in distinct_runs(cells) if run.training in counted]
     names = {run.row.get("metric", "") for run in runs}

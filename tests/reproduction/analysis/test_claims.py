@@ -586,3 +586,7 @@ def test_a_claim_about_every_cell_names_the_one_that_its_estimate_is_of():
     found = verdict(replace(HIGHER, each=True, match=["high"]), *pairs)
     assert found.estimate == pytest.approx(np.mean(OTHER) - np.mean(ONE) - 30) and found.verdict == CONTRADICTED
     assert "the estimate is that of ResNet-8, CPT at 3-6 bits against SBM at 6 bits" in found.reason
+    lower = cell(*np.subtract(ONE, 20), schedule="LR", schedule__q_max=6)
+    arms = [{"schedule": "LR"}, {"schedule": "static"}]
+    several = verdict(replace(HIGHER, b=arms, each=True, match=["high"]), *pairs, lower)
+    assert several.scope.endswith(f"; SBM at 6 bits: {np.mean(ONE):.3g} test accuracy")

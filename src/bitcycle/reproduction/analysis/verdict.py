@@ -209,8 +209,14 @@ def _comparison(claim: Claim, outcome: Outcome) -> str:
         return ""
     (unit,) = outcome.weakest.units
     cells = [terms[0][1] for terms in (unit.a, unit.b)]
-    a, b = (f"{fact(cell, 'method')} at {forward_bits(cell)} bits" for cell in cells)
+    a, b = map(_method_of, cells)
+    if a == b:
+        a, b = described(claim.a), f"{described(claim.arms[0])}, {int(fact(cells[0], 'steps')):,} steps"
     return f"the estimate is that of {our_model(cells[0])}, {a} against {b}"
+
+
+def _method_of(cell: Cell) -> str:
+    return f"{fact(cell, 'method')} at {forward_bits(cell)} bits"
 
 
 def _runs_of(contrasts: Iterable[Contrast]) -> list[Run]:
@@ -396,6 +402,10 @@ def _reached(claim: Claim, outcome: Outcome) -> str:
     values = [value for run in runs if (value := reading(run, moment)) is not None]
     if len(names) != 1 or not values or not claim.arms:
         return ""
-    compared_with = claim.arms if outcome.against is None else [outcome.against]
-    arms = map(described, compared_with) if moment == "final" else arms_in_words(claim)
+    if claim.each and outcome.weakest is not None and len(claim.arms) > 1:
+        arms = list(dict.fromkeys(map(_method_of, cells)))
+    elif moment == "final":
+        arms = list(map(described, claim.arms if outcome.against is None else [outcome.against]))
+    else:
+        arms = list(arms_in_words(claim))
     return f"; {' or '.join(arms)}: {fmean(values):.3g} {names.pop().replace('_', ' ')}"

@@ -16,7 +16,7 @@ from scipy import stats
 
 from bitcycle.reproduction import campaign, freeze
 from bitcycle.reproduction.analysis import frozen
-from bitcycle.reproduction.analysis.cells import Results, Run
+from bitcycle.reproduction.analysis.cells import Cell, Results, Run
 from bitcycle.reproduction.analysis.claims import read_claims
 from bitcycle.reproduction.analysis.contrast import Pool
 from bitcycle.reproduction.analysis.frozen import WORDING, Family, check_frozen, fingerprint, read_families
@@ -225,6 +225,24 @@ def test_a_sweep_that_was_changed_after_runs_of_a_family_has_no_test():
     assert changed.reason.startswith("the sweep was changed when the family had runs (1)")
     for other in (judged("2026-11-23T00:00:00"), judged(""), judged("2026-11-25T00:00:00", seed="9")):
         assert (other.verdict, other.n) == (SUPPORTED, 4)
+
+
+def test_later_runs_do_not_move_the_verdict_on_a_family():
+    """The interval of fractrain/table1-c1, decided the day before, nearly doubled with trainings of another claim."""
+    arms = [
+        cell(*values[:2], schedule=name, finished="2026-11-25T00:00:00+00:00")
+        for name, values in (("CR", ONE), ("static", OTHER))
+    ]
+    before = cell(70.0, 73.0, 71.0, 70.5, schedule="RTH", finished="2026-11-24T23:00:00+00:00")
+    after = cell(40.0, 80.0, 20.0, 75.0, schedule="LR", finished="2026-11-25T00:00:01+00:00")
+
+    def judged(*others: Cell) -> ClaimResult:
+        pool = Pool([run for one in (*arms, *others) for run in one.runs])
+        return judge([HIGHER], {"x/y": Results("mini", tuple(arms))}, pool, [family(HIGHER)])[0]
+
+    found = judged(before)
+    assert found.n == 2 and found.df is not None and judged().df != found.df  # its deviation is pooled
+    assert judged(before, after) == found
 
 
 def test_claims_of_a_family_that_wait_for_runs_count_in_the_correction():

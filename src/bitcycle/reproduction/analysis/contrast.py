@@ -7,7 +7,7 @@ seed by seed, then over seeds; the `Pool` of all recorded runs gives the deviati
 import math
 from collections import defaultdict
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from datetime import datetime
 from functools import cached_property
 from typing import Any, Optional
@@ -35,6 +35,7 @@ class Pool:
 
     runs: Sequence[Run]
     busy: Sequence[tuple[str, str]] = ()
+    last: str = ""  # moment after which runs that finish provide no deviation; empty: none
     known: dict[tuple[Any, ...], tuple[Optional[float], int]] = field(default_factory=dict)
 
     def deviation(self, run: Run, metric: str) -> tuple[float | None, int]:
@@ -51,11 +52,16 @@ class Pool:
             self.known[key] = (deviation, freedom) if deviation or metric in COSTS else (None, 0)
         return self.known[key]
 
+    def until(self, last: str) -> "Pool":
+        """The same runs, of which those that finish after a moment provide no deviation."""
+        return replace(self, last=last, known={})
+
     @cached_property
     def _groups(self) -> dict[Group, list[Run]]:
         found = defaultdict(list)
         for run in self.runs:
-            found[run.group].append(run)
+            if not self.last or run.row.get("finished", "") <= self.last:
+                found[run.group].append(run)
         return found
 
     @cached_property

@@ -162,8 +162,9 @@ def _judge_at(
         return _tested(scale, claim, cells, pool, None)
     replaced = select([cell for found in at_scale for cell in found.replaced], claim.where)
     due, look = due_look(claim, cells, family, replaced)
-    if any(cell.runs for cell in due):
-        return _tested(scale, claim, due, pool, family, look)
+    if runs := distinct_runs(due):
+        last = max(run.row.get("finished", "") for run in runs)  # a verdict does not move as other runs are recorded
+        return _tested(scale, claim, due, pool.until(last), family, look)
     if not claim.amended:
         return Judged(claim, family, replace(_new_row(claim), scale=scale, reason=f"{look}."))
     earlier = _tested(scale, claim, cells, pool, family, look)

@@ -21,7 +21,7 @@ from bitcycle.reproduction.analysis.statistics import over_seeds
 from bitcycle.reproduction.figure import board, data
 from bitcycle.reproduction.figure.data import ItemData, differences, gather, panels_of, status_line, timed, timed_panels
 from bitcycle.reproduction.figure.make import draw_item, inputs_of, make_item, write_picture
-from bitcycle.reproduction.figure.plots import MARGINS, draw_curve, forest, side_by_side
+from bitcycle.reproduction.figure.plots import draw_curve, forest, side_by_side
 from bitcycle.reproduction.figure.style import Drawing, Style
 from tests.conftest import ROOT
 from tests.reproduction.figures_cases import CYCLIC, ITEMS, SMALL, STATIC, claim_result, data_of, made_up, proxied
@@ -127,9 +127,10 @@ def test_a_caption_of_means_promises_no_pooled_deviation():
 @pytest.mark.parametrize("name", ["cpt/fig1", "fractrain/fig4"])
 def test_a_caption_of_differences_has_the_number_of_pairs(name):
     """Figure 4 of FracTrain said n = 8 to 90 of differences of at most ten seeds, figure 3 of Better Schedules nothing."""
-    stages = {"schedule": "pfq", "schedule__stages": "[3,8]"}
-    pfq = [made_up(71.0, 72.0, 74.0, **stages, schedule__epsilon=one, gbitops=50, **SMALL) for one in (0.05, 0.1)]
-    cells = *pfq, made_up(70.0, 72.0, 72.0, 71.0, **STATIC, gbitops=100, **SMALL)
+    pfq = made_up(
+        71.0, 72.0, 74.0, schedule="pfq", schedule__epsilon=0.05, schedule__stages="[3,8]", gbitops=50, **SMALL
+    )
+    cells = pfq, made_up(70.0, 72.0, 72.0, 71.0, **STATIC, gbitops=100, **SMALL)
     assert "; n = 3." in drawn(data_of(name, *cells)).caption
 
 
@@ -220,8 +221,11 @@ def test_forest_has_a_panel_for_each_unit():
 
 def test_forest_shows_margins_and_where_lower_is_better():
     numbers = {"low": 0.5, "high": 1.5, "unit": "perplexity", "margin": 3.0}
-    rows = [claim_result(f"cpt/fig1-c{n}", estimate=1.0, predicate=one, **numbers) for n, one in enumerate(MARGINS)]
-    axes = forest([*rows, claim_result("cpt/fig1-c9", estimate=1.0, predicate="higher", **numbers)]).figure.axes[0]
+    margins = ("equivalent", "all_equivalent", "at_least", "at_most", "none_better")
+    rows = [claim_result(f"cpt/fig1-c{n}", estimate=1.0, predicate=one, **numbers) for n, one in enumerate(margins)]
+    axes = forest(
+        [*rows, claim_result("cpt/fig1-c9", estimate=1.0, predicate="higher", **{**numbers, "margin": None})]
+    ).figure.axes[0]
     strokes = [line for line in axes.get_lines() if line.get_marker() == "|"]
     assert [tuple(map(float, (*line.get_xdata(), *line.get_ydata()))) for line in strokes] == [
         *((-3.0, 0.0), (3.0, 0.0), (-3.0, 1.0), (3.0, 1.0), (-3.0, 2.0), (3.0, 3.0), (3.0, 4.0)),

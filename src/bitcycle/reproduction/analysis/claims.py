@@ -126,8 +126,13 @@ class Claim(Settings):
         """The bounds that the interval must lie beyond: (value, 1: above, or -1: below)."""
         if margin is None:
             return [(reference, 1 if self.predicate == "higher" else -1)]
-        low = [] if self.predicate in ("at_most", "none_better") else [(-margin, 1)]
-        return low + ([] if self.predicate == "at_least" else [(margin, -1)])
+        return margin_bounds(self.predicate, margin)
+
+
+def margin_bounds(predicate: str, margin: float) -> list[tuple[float, int]]:
+    """The ends of the margin that a predicate allows, as bounds of the interval: (value, 1: above, or -1: below)."""
+    low = [] if predicate in ("at_most", "none_better") else [(-margin, 1)]
+    return low + ([] if predicate == "at_least" else [(margin, -1)])
 
 
 def read_claims(published: Path = PUBLISHED) -> list[Claim]:

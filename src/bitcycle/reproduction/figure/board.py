@@ -177,7 +177,9 @@ def name_points(axes: Axes, rows: Sequence[Row]) -> None:
     """Write the names of cyclic schedules, and the bits of static ones but 8, beside their points."""
     for row in rows:
         schedule, bits = schedule_of(row.cell), forward_bits(row.cell)
-        words = schedule if schedule in SUITE else "" if matches(row.cell, STATIC) else f"{bits} bits"
+        if matches(row.cell, STATIC):
+            continue
+        words = schedule if schedule in SUITE else "float" if bits == "32" else f"{bits} bits"
         place, offset = (row.cost, row.value.mean), (7, -11) if schedule in SUITE else (4, 16)  # apart at equal cost
         axes.annotate(words, place, xytext=offset, textcoords="offset points", fontsize=8)
 

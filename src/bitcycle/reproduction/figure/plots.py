@@ -13,6 +13,7 @@ from matplotlib.colors import to_hex
 
 from bitcycle.picture.layout import legend, panels
 from bitcycle.reproduction.analysis.cells import Cell, numbers_of_seeds
+from bitcycle.reproduction.analysis.claims import margin_bounds
 from bitcycle.reproduction.analysis.facts import Selector, fact, select
 from bitcycle.reproduction.analysis.items import Published
 from bitcycle.reproduction.analysis.labels import split_of
@@ -204,8 +205,8 @@ def points_by_setting(
     shown, omitted = comparable(data) if base else panels_of(data), ""
     if time:
         shown, omitted = timed_panels(shown)
-    if not any(len({fact(cell, place) for cell in panel.cells} - {None}) > 1 for panel in shown):
-        return None  # nothing to compare
+    if not shown:
+        return None
     figure, axes = panels(len(shown))
     counts = []
     for panel, part in zip(shown, axes):
@@ -351,8 +352,6 @@ VERDICT_COLOURS = {"supported": "#0072b2", "supported in part": "#56b4e9", "cont
 
 LOWER_IS_BETTER = {"perplexity", "points of CER", "loss"}
 """Units of effects whose positive values are losses."""
-MARGINS = {"equivalent": (-1, 1), "all_equivalent": (-1, 1), "at_least": (-1,), "at_most": (1,), "none_better": (1,)}
-"""Predicate -> signs of the ends of its margin."""
 
 
 def forest(rows: Sequence[ClaimResult]) -> Drawing | None:
@@ -385,8 +384,8 @@ def _forest_panel(axes: Axes, rows: Sequence[ClaimResult]) -> None:
         colour = VERDICT_COLOURS.get(found, "0.45")
         middle = float(row.estimate or 0.0)
         ends = [middle if end is None else end for end in (row.low, row.high)]
-        for sign in MARGINS.get(row.predicate, ()) if row.margin else ():
-            axes.plot([sign * float(row.margin or 0.0)], [place], "|", color="0.45", markersize=11, label="margin")
+        for end, _ in margin_bounds(row.predicate, row.margin) if row.margin else ():
+            axes.plot([end], [place], "|", color="0.45", markersize=11, label="margin")
         axes.plot(ends, [place] * 2, color=colour, linewidth=1.4)
         whose = "ours, proxy" if row.scope.startswith("proxy") else "ours"
         words, filling = (f"{whose}: {found}", colour) if row.decided else (f"{whose}: leaning, {found}", "white")

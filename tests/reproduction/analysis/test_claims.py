@@ -437,9 +437,10 @@ def test_every_arm_counts_in_a_comparison_by_a_statistic():
         ({"predicate": "rising", "by": "steps", "b": [{"schedule": "CR"}, {"schedule": "static"}]}, "has 2 arms"),
         ({"predicate": "smaller_spread", "b": {"schedule": "CR"}, "minus": {"schedule": "static"}}, "no effect"),
         ({"predicate": "higher", "function": "cost_to_reach", "b": {"schedule": "CR"}, "each": True}, "no effect"),
+        ({"predicate": "smaller_spread"}, "is missing"),
     ],
 )
-def test_arms_that_a_test_would_leave_out_are_refused(changes, problem):
+def test_arms_that_a_test_would_leave_out_or_lacks_are_refused(changes, problem):
     with pytest.raises(SettingError, match=problem):
         _claim("x", {"id": "y-c1", "sentence": "one is better", "a": {"schedule": "RTH"}, **changes})
 

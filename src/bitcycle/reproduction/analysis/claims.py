@@ -163,10 +163,12 @@ def _claim(paper: str, entry: dict[str, Any]) -> Claim:
 
 
 def _check_arms(name: str, part: Claim) -> None:
-    """Refuse arms that the test of a predicate would leave out."""
+    """Refuse arms that the test of a predicate would leave out, and a missing one."""
     if part.predicate in ("rising", "falling", "smaller_spread") and len(part.arms) > 1:
         remedy = "name one arm b, and test further ones in `also`"
         raise SettingError(name, "b", f"has {len(part.arms)} arms, of which {part.predicate} would test one", remedy)
+    if part.predicate == "smaller_spread" and not part.arms:
+        raise SettingError(name, "b", "is missing", "name the arm whose deviation between seeds a is compared with")
     if part.predicate in ("rising", "falling", "smaller_spread") or part.function:
         for field, given in {"minus": part.minus is not None, "each": part.each}.items():
             if given:

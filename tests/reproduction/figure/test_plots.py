@@ -134,6 +134,20 @@ def test_a_caption_of_differences_has_the_number_of_pairs(name):
     assert "; n = 3." in drawn(data_of(name, *cells)).caption
 
 
+def test_a_network_without_static_8_bits_is_compared_with_its_costliest_static_precision():
+    """Trainings of ResNet-38 in figure 5 of FracTrain, at 2, 3 and 4 bits and by DFQ, were not drawn."""
+    low, base = (
+        made_up(*values, schedule="static", schedule__q_max=q, schedule__gradient=6, gbitops=cost, **SMALL)
+        for values, q, cost in (((28.0, 30.0, 31.0), 2, 75.0), ((36.0, 37.0, 38.0), 4, 170.0))
+    )
+    cells = made_up(39.0, 38.0, 40.0, schedule="dfq", schedule__target=1.0, gbitops=158.0, **SMALL), low, base
+    figure, caption = draw_item(data_of("fractrain/fig5", *cells))
+    assert "differences to static 4/6 bits of equal seeds" in caption and "n = 3." in caption
+    assert figure.axes[0].get_xlabel() == "bit operations relative to static 4/6 bits"
+    assert "static 4/6 bits" in figure.axes[0].get_legend_handles_labels()[1]
+    plt.close(figure)
+
+
 def cyclic_and_static(missing: int, final: float = 70.0) -> ItemData:
     pair = made_up(final - 1, gbitops=60.0, **CYCLIC, **SMALL), made_up(final, gbitops=100.0, **STATIC, **SMALL)
     return data_of("cpt/fig1", *pair, *(Cell({"seed": str(n)}, {}) for n in range(missing)))

@@ -12,7 +12,7 @@ from bitcycle.configuration import SCALES
 from bitcycle.reproduction.analysis.cells import Cell, Results, Run, find_results
 from bitcycle.reproduction.analysis.collect import is_accuracy
 from bitcycle.reproduction.analysis.contrast import Pool, contrast
-from bitcycle.reproduction.analysis.facts import Selector, fact, select
+from bitcycle.reproduction.analysis.facts import Selector, as_list, fact, select
 from bitcycle.reproduction.analysis.items import PUBLISHED, SWEEP_FOLDER, Item, Published, read_published
 from bitcycle.reproduction.analysis.labels import our_data, our_model, panel_of
 from bitcycle.reproduction.analysis.metrics import estimate_of, readings
@@ -34,7 +34,9 @@ class Spec:
     column: str = "final"  # the metric that the paper reports, see `metrics.reading`: final or best
     cost: str = "gbitops"  # column of runs.csv with the cost: gbitops or gbitops_to_best
     named: str = "method"  # fact that is the paper's name of a method, see `facts.FACTS`
-    base: Optional[Selector] = None  # facts that select the baseline
+    base: Optional[Selector | Sequence[Selector]] = (
+        None  # facts that select the baseline; of several, the first with runs counts
+    )
     measures: Sequence[str] = ()  # facts that are additional columns in the table of our runs
     pictures: Sequence[Mapping[str, Any]] = ()  # kind, MODULE.FUNCTION here, with options; draws the first with runs
     beside: Mapping[str, Selector] = field(default_factory=dict)  # sweep -> its cells that pictures show, too
@@ -134,10 +136,12 @@ class Panel:
         steps = {int(run.row["total_steps"]) for cell in self.cells for run in cell.runs}
         return f"{self.name}, {steps.pop():,} steps" if len(steps) == 1 else self.name
 
-    def first(self, base: Selector | None) -> Cell | None:
-        """The cell with most runs among those that match a selector; None if there is none."""
-        found = [] if base is None else select(self.cells, base)
-        return max(found, key=lambda cell: len(cell.runs), default=None)
+    def first(self, base: Selector | Sequence[Selector] | None) -> Cell | None:
+        """The cell with most runs among those that match a selector, the first of several that has any; None if there is none."""
+        for selector in [] if base is None else as_list(base):
+            if found := select(self.cells, selector):
+                return max(found, key=lambda cell: len(cell.runs))
+        return None
 
 
 def our_network(cell: Cell) -> str:

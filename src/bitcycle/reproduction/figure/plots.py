@@ -16,7 +16,7 @@ from bitcycle.reproduction.analysis.cells import Cell, numbers_of_seeds
 from bitcycle.reproduction.analysis.claims import margin_bounds
 from bitcycle.reproduction.analysis.facts import Selector, fact, select
 from bitcycle.reproduction.analysis.items import Published
-from bitcycle.reproduction.analysis.labels import split_of
+from bitcycle.reproduction.analysis.labels import backward_bits, forward_bits, split_of
 from bitcycle.reproduction.analysis.metrics import estimate_of
 from bitcycle.reproduction.analysis.statistics import Estimate
 from bitcycle.reproduction.analysis.verdict import ClaimResult
@@ -95,7 +95,7 @@ def styles(data: ItemData, name: str) -> StyleOf:
 def tradeoff(
     data: ItemData, style: str, split: str = "", cost: str = "", published_base: Mapping[str, str] | None = None
 ) -> Drawing | None:
-    """Differences to static 8 bits, paired by seed, against relative cost; one panel per network and data (and value of the fact
+    """Differences to static precision, paired by seed, against cost; one panel per network and data (and value of the fact
     `split`).
 
     With `cost`, accuracies read from the paper's picture are drawn in another panel against this published metric;
@@ -114,25 +114,34 @@ def tradeoff(
         suite_legend(figure)
     else:
         legend(figure, axes)
-    ours = f"Ours: differences to static 8 bits of equal seeds; {INTERVALS}; {numbers_of_seeds(counts)}."
+    names = " or ".join(dict.fromkeys(baseline_name(panel.first(data.spec.base)) for panel in shown))
+    ours = f"Ours: differences to {names} of equal seeds; {INTERVALS}; {numbers_of_seeds(counts)}."
     ours += " Points of nearly equal cost stand side by side."
     theirs = "Published: read from the paper's picture, one run each, against the paper's own baseline."
     return Drawing(figure, " ".join([ours] * bool(shown) + [theirs] * read))
 
 
+def baseline_name(base: Cell | None) -> str:
+    """Static precision in words, with the bits of gradients if they are others than those of weights and activations."""
+    assert base is not None  # panels without a baseline are left out
+    forward, gradient = forward_bits(base), backward_bits(base)
+    return f"static {forward} bits" if gradient == forward else f"static {forward}/{gradient} bits"
+
+
 def draw_tradeoff(axes: Axes, panel: Panel, style: StyleOf, data: ItemData) -> list[int]:
     """Draw one panel of `tradeoff`; returns the number of seeds of each difference."""
     first = panel.first(data.spec.base)
+    name = baseline_name(first)
     found = differences(panel, first, data.spec.column)
     costs = {index: cost for index in found if (cost := cost_against(panel.cells[index], first)) is not None}
     axes.axhline(0, color="0.5", linewidth=0.8)
     for index, place in side_by_side({**costs, -1: 1.0}).items():
         if index < 0:
-            axes.plot([place], [0], "s", color="0.35", markersize=5.5, label="static 8 bits")
+            axes.plot([place], [0], "s", color="0.35", markersize=5.5, label=name)
         else:
             draw_points(axes, style(panel.cells[index]), [point(place, found[index])])
     metric = metric_name(panel.cells, data.spec.column)
-    label_axes(axes, panel.title, "bit operations relative to static 8 bits", f"{metric}, difference")
+    label_axes(axes, panel.title, f"bit operations relative to {name}", f"{metric}, difference")
     return [found[index].n for index in costs]
 
 

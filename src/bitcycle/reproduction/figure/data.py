@@ -34,9 +34,7 @@ class Spec:
     column: str = "final"  # the metric that the paper reports, see `metrics.reading`: final or best
     cost: str = "gbitops"  # column of runs.csv with the cost: gbitops or gbitops_to_best
     named: str = "method"  # fact that is the paper's name of a method, see `facts.FACTS`
-    base: Optional[Selector | Sequence[Selector]] = (
-        None  # facts that select the baseline; of several, the first with runs counts
-    )
+    base: Optional[Selector | Sequence[Selector]] = None  # facts of the baseline; of several, the first with runs
     measures: Sequence[str] = ()  # facts that are additional columns in the table of our runs
     pictures: Sequence[Mapping[str, Any]] = ()  # kind, MODULE.FUNCTION here, with options; draws the first with runs
     beside: Mapping[str, Selector] = field(default_factory=dict)  # sweep -> its cells that pictures show, too

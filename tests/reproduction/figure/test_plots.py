@@ -15,12 +15,12 @@ from bitcycle.picture.layout import panels, render
 from bitcycle.reproduction.analysis.cells import Cell, Results, read_runs
 from bitcycle.reproduction.analysis.collect import SUMMARY
 from bitcycle.reproduction.analysis.contrast import Pool
-from bitcycle.reproduction.analysis.facts import fact
+from bitcycle.reproduction.analysis.facts import fact, select
 from bitcycle.reproduction.analysis.items import PAPERS, Item
 from bitcycle.reproduction.analysis.statistics import over_seeds
 from bitcycle.reproduction.figure import board, data
 from bitcycle.reproduction.figure.data import ItemData, differences, gather, panels_of, status_line, timed, timed_panels
-from bitcycle.reproduction.figure.make import draw_item, inputs_of, make_item, write_picture
+from bitcycle.reproduction.figure.make import board_items, draw_item, inputs_of, make_item, write_picture
 from bitcycle.reproduction.figure.plots import draw_curve, forest, side_by_side
 from bitcycle.reproduction.figure.style import Drawing, Style
 from tests.conftest import ROOT
@@ -434,6 +434,21 @@ def test_cells_of_another_sweep_stand_beside_those_of_a_picture_and_count_nowher
     assert found.drawn.results.cells == (*found.results.cells, *found.beside)
     assert "hlhlp" not in {cell.ours["schedule"] for cell in found.results.cells if cell.ours["quantizer"] == "ternary"}
     assert replace(found, results=replace(found.results, cells=())).drawn.results.cells == ()
+
+
+def test_figures_show_the_runs_of_a_board_that_tests_their_claims_in_another_regime():
+    """The claims of cpt/fig1 and better/fig3 are tested with all images, and their pictures had none of these runs."""
+    pool = Pool(read_runs(read_csv(ROOT / SUMMARY), ROOT / SUMMARY))
+    regime = gather(next(item for item in board_items(ROOT / "sweeps") if item.name == "all_images"), pool, ROOT)
+    trained = [claim for claim, row in board.board_verdicts(regime) if row.estimate is not None]
+    restated = {name.rpartition("-")[0]: claim for claim in trained for name in claim.restates}
+    assert {"cpt/fig1", "better/fig3"} <= set(restated)
+    for name, claim in restated.items():
+        found = gather(ITEMS[name], pool, ROOT)
+        shown = {run.training for cell in found.beside for run in cell.runs}
+        tested = {run.training for cell in select(regime.results.done, claim.a) for run in cell.runs}
+        assert tested <= shown, f"{name} does not show what {claim.id} tests"
+        assert draw_item(found.drawn).caption.endswith(" Also shown: runs of board/all_images.")
 
 
 # Unchanged pictures are not redrawn

@@ -66,7 +66,7 @@ class ItemData:
     def drawn(self) -> "ItemData":
         """What its picture shows: these data, with the cells beside them among its own."""
         cells = (*self.results.cells, *self.beside) if self.results.done else self.results.cells
-        return replace(self, results=replace(self.results, cells=cells), beside=())
+        return replace(self, results=replace(self.results, cells=cells))
 
     @property
     def spec(self) -> Spec:

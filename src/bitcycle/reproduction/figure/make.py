@@ -104,6 +104,8 @@ def draw_item(data: ItemData) -> Drawing | None:
         ours = f" ({data.results.scales} scale{proxy})" if data.results.done else ""
         text = f"{data.item.id}: {data.item.title}{ours or (' (published)' if data.results.cells else '')}"
         drawing.figure.suptitle(text, fontsize=min(10.0, drawing.figure.get_figwidth() * 118 / len(text)))
+        if data.beside:
+            drawing = drawing._replace(caption=f"{drawing.caption} Also shown: runs of {', '.join(data.spec.beside)}.")
     return drawing
 
 

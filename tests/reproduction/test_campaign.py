@@ -238,6 +238,15 @@ def test_a_failure_stops_no_other_run_and_is_listed(root, caplog):
     assert [line for line in planned.failures() if "exit code 1" in line and "LR" in line]
 
 
+def test_a_run_that_dies_before_it_begins_is_not_given_the_reason_of_an_earlier_failure(root):
+    first = next(run for run in campaign(root, Part("paper/a", scale="smoke", seeds=1)).distinct() if "LR" in run.path)
+    first.folder.path.mkdir(parents=True)
+    first.folder.write_status("failed", 1, 4, "the disk was full")
+    planned = campaign(root, Part("paper/a", scale="smoke", seeds=1))
+    assert train(planned, LocalPool(1, method="spawn")) == EXIT_FAILED
+    assert list(planned.failures()) == [f"failed: exit code 1 [{first.path}]"]
+
+
 def test_a_signal_stops_the_runs_and_begins_no_others(root):
     def interrupt() -> None:
         while not (root / "log.txt").exists():

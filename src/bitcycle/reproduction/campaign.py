@@ -164,7 +164,9 @@ class Campaign:
         self.root, self.parts, self.compose = root, parts, compose
         self.recorded, self.seconds = set(map(identity, recorded)), recorded_seconds(recorded)
         self.runs = [self._mark(index_runs(part.expand(root, results_root), compose)) for part in parts]
-        self.failed_before = {run.path for run in self.distinct() if run.state == "failed"}
+        self.failed_before = {
+            str(run.path): run.folder.read_status() for run in self.distinct() if run.state == "failed"
+        }
         self.done = {run.path for runs in self.runs for run in runs if run.state in FINISHED}
         self.codes: dict[str, int] = {}
 
@@ -190,7 +192,7 @@ class Campaign:
         """The first run to be trained that this command has not started; None if there is none now."""
         begun = self.done | self.codes.keys()
         left = [run for run in self.distinct() if run.path and run.path not in begun]
-        in_order = sorted(left, key=lambda run: run.path in self.failed_before)
+        in_order = sorted(left, key=lambda run: str(run.path) in self.failed_before)
         return next((run for run in in_order if run.state in UNFINISHED), None)
 
     def ended(self, run: SweepRun, code: int) -> None:
@@ -234,7 +236,9 @@ class Campaign:
             yield f"wrong configuration: {problem} [{' '.join(run.arguments)}; {counts[problem]} runs]"
         for path, code in self.codes.items():
             if code not in (EXIT_DONE, EXIT_INTERRUPTED):
-                yield f"failed: {RunFolder(Path(path)).read_status().get('reason') or f'exit code {code}'} [{path}]"
+                status = RunFolder(Path(path)).read_status()
+                is_old = status == self.failed_before.get(path)  # the run died before it wrote its own
+                yield f"failed: {(not is_old and status.get('reason')) or f'exit code {code}'} [{path}]"
 
 
 class Summaries:

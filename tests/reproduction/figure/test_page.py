@@ -14,8 +14,9 @@ import pytest
 from PIL import Image
 
 from bitcycle.reproduction.analysis.claims import read_claims
+from bitcycle.reproduction.analysis.contrast import Pool
 from bitcycle.reproduction.analysis.items import BOARDS, PAPERS, read_published
-from bitcycle.reproduction.analysis.verdict import ClaimResult
+from bitcycle.reproduction.analysis.verdict import ClaimResult, judge
 from bitcycle.reproduction.figure.make import make_all
 from bitcycle.reproduction.figure.page import Picture, details, write_pages
 from bitcycle.reproduction.figure.table import number, tables_of
@@ -235,6 +236,14 @@ def test_a_claim_names_a_metric_other_than_the_final_one(metric, words):
     """Differences in validation accuracy stood above a table of test accuracies, in which they have the other sign."""
     row = claim_result("better/fig5-c1", metric=metric, rule="a minus b is above 0", estimate=0.1, n=5)
     assert f"above 0. {words}n = 5" in details(row)
+
+
+def test_a_claim_shows_its_note():
+    """That an estimate is the mean of a network far above float and one at float stood in the list of claims alone."""
+    claim = CLAIMS["hlhlp/table4-c1"]
+    (row,) = judge([claim], {}, Pool(()))
+    assert claim.note and details(row).endswith(f" Note: {claim.note}.")
+    assert "Note" not in details(replace(row, note=""))
 
 
 def test_decided_claims_come_first_and_are_not_said_to_lean(page):

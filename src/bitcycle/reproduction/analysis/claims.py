@@ -73,7 +73,7 @@ class Claim(Settings):
     )
     restates: list[str] = setting([], "claims of papers that a claim of a board tests in the board's regime")
     reason: str = setting("", "why it is not tested")
-    note: str = setting("", "remark on the wording in the paper")
+    note: str = setting("", "remark on the wording in the paper, or on what the estimate is a mean of")
 
     @property
     def item(self) -> str:

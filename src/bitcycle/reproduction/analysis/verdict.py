@@ -86,6 +86,7 @@ class ClaimResult:
     published_inside: Optional[bool] = None  # whether it lies inside of the interval; not part of the verdict
     reason: str = ""  # why there is no test, or a remark on the test
     seeds_needed: Optional[int] = None  # number of seeds that would decide an effect of the published size
+    note: str = ""  # remark on the wording in the paper, or on what the estimate is a mean of
 
 
 FIELDS = tuple(field.name for field in dataclasses.fields(ClaimResult))
@@ -303,6 +304,7 @@ def _new_row(claim: Claim) -> ClaimResult:
         *(("", "") if claim.predicate in UNTRAINED else (metric, claim.unit)),
         published_effect=claim.effect,
         published_value=claim.value,
+        note=claim.note,
     )
 
 

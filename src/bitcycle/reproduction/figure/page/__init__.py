@@ -117,7 +117,7 @@ def estimate(row: ClaimResult) -> str:
 
 
 def details(row: ClaimResult) -> str:
-    """Scope, rule, metric, numbers of seeds and runs, p-values, published effect and reason, in sentences."""
+    """Scope, rule, metric, numbers of seeds and runs, p-values, published effect, reason and note, in sentences."""
     verb = "are enough to decide" if (row.seeds_needed or 0) <= (row.n or 0) else "would decide"
     numbers = (
         (row.level, f"{100 * (row.level or 0):.0f} % interval"),
@@ -138,7 +138,8 @@ def details(row: ClaimResult) -> str:
         published += " (inside of the interval)" if row.published_inside else " (excluded by the interval)"
     metric = row.metric.removeprefix(EVALUATED).replace("best", "best evaluation").replace("_", " ")
     compared = "" if metric in ("", "final") else f"Compared: {metric}"
-    parts = [row.scope[:1].upper() + row.scope[1:], row.rule, compared, counts, published, row.reason]
+    note = f"Note: {row.note}" if row.note else ""
+    parts = [row.scope[:1].upper() + row.scope[1:], row.rule, compared, counts, published, row.reason, note]
     return ". ".join(part.rstrip(". ") for part in parts if part) + "."
 
 

@@ -13,7 +13,7 @@ from statsmodels.stats.weightstats import ttost_paired
 
 from bitcycle.configuration import GROUPS
 from bitcycle.reproduction.analysis import statistics as rule
-from bitcycle.reproduction.analysis.cells import Results
+from bitcycle.reproduction.analysis.cells import Results, Run
 from bitcycle.reproduction.analysis.claims import PREDICATES, Claim, _claim, read_claims, rule_of
 from bitcycle.reproduction.analysis.contrast import Pool, contrast
 from bitcycle.reproduction.analysis.facts import FACTS
@@ -537,6 +537,12 @@ def test_an_epoch_of_a_text_is_one_pass_through_its_words():
     assert run.epochs == pytest.approx(5600 * 20 / 105_000)
     run.settings["task"] = {"name": "language_modelling", "sequence_length": 20}
     assert run.epochs == pytest.approx(5600 * 20 * 20 / 105_000)
+
+
+def test_a_step_on_a_whole_graph_is_one_epoch():
+    """Citeseer has 120 training nodes and `training.batch_size` 140: its 200 epochs were said to be 233."""
+    run = Run({"total_steps": "200", "train_samples": "120"}, {"training": {"batch_size": 140}})
+    assert run.epochs == 200
 
 
 def test_trainings_on_half_of_the_classes_are_told_from_the_others():

@@ -79,10 +79,10 @@ class Run:
     @property
     def epochs(self) -> float:
         """Length in epochs; 0 if the number of samples is not recorded. The samples of a text are its words, and an element of
-        a batch has several."""
+        a batch has several. A step on a whole graph is an epoch, however many training nodes it has."""
         samples, batch = self.number("train_samples"), self.setting("training.batch_size")
         words = self.setting("task.sequence_length") or 1
-        return float(self.row["total_steps"]) * batch * words / samples if samples and batch else 0.0
+        return float(self.row["total_steps"]) * min(1.0, batch * words / samples) if samples and batch else 0.0
 
     @property
     def training_seconds(self) -> float | None:

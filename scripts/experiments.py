@@ -27,6 +27,8 @@ GRU: Settings = {"dataset": {"vocabulary": 2000}, "model": {"name": "gru_hlhlp"}
 THREE_LEVELS: Mapping[str, Any] = {"name": "uniform_l2", "activation_levels": "unit"}
 FIRST_PHASE: Settings = {"metric": "phase: 1"}
 """No setting: the arm's result is that at the end of the first phase."""
+BEST: Settings = {"metric": "best"}
+"""No setting: the results of all arms are their best evaluations, as the papers report them."""
 FLOAT: Settings = {"quantizer": {"name": "none"}, "schedule": {"name": "static"}}
 SBM: Settings = {"quantizer": {"name": "sbm"}}
 
@@ -35,6 +37,8 @@ def _schedule(name: str, **options: Any) -> Settings:
     return {"schedule": {"name": name, **options}}
 
 
+WITHOUT_SKIPPING = [[2, 6], [3, 6], [4, 6], [4, 12], [6, 8], [6, 12]]
+DFQ = _schedule("dfq", target=3.0, backward="chosen", options="paper", weight_bits=None)
 STATIC_8 = _schedule("static", q_max=8, gradient=None)
 PFQ = _schedule("pfq", stages=[3, 4, 6, 8], gradient_stages=[6, 6, 8, 8], epsilon=0.05, alpha=0.3)
 TO_STATIC = ("ResNet-8", "accuracy", "difference to static 8 bits")
@@ -187,6 +191,38 @@ EXPERIMENTS: dict[str, tuple[Sequence[str], Settings, dict[str, Settings]]] = {
             "FracTrain, 8-bit weights": _schedule("fractrain", target=1.5, weight_bits=8),
         },
     ),
+    "DFQ without skipping": (
+        ("ResNet-8", "best accuracy", "difference to static 6 bits"),
+        IMAGES | SBM | BEST,
+        {
+            "static 6 bits, gradients 12": _schedule("static", q_max=6, gradient=12),
+            "DFQ, target 3 %": DFQ,
+            "the same without skipping": _schedule("dfq", target=3.0, backward="chosen", options=WITHOUT_SKIPPING),
+        },
+    ),
+    "PFQ in fixed stages": (
+        ("MobileNetV2", "best accuracy", "difference to static 8 bits"),
+        IMAGES | SBM | BEST | {"model": {"name": "mobilenet_v2"}},
+        {
+            "static 8 bits, gradients 16": _schedule("static", q_max=8, gradient=16),
+            "PFQ: 4, 4, 6, 8 bits": _schedule("pfq", stages=[4, 4, 6, 8], gradient_stages=[6, 8, 12, 16]),
+            "the same bits, 8 bits after 30 % of the steps": _schedule(
+                "pfq_manual", stages=[4, 4, 6, 8], gradient_stages=[6, 8, 12, 16], boundaries=[0.1, 0.2, 0.3]
+            ),
+        },
+    ),
+    **{
+        f"Citeseer, {aggregation} aggregation": (
+            (f"GCN, {aggregation} aggregation", "accuracy", "difference to static 8 bits"),
+            SBM | {"dataset": {"name": "citeseer"}, "model": {"name": "gcn_small", "aggregation": aggregation}},
+            {
+                "static 8 bits": _schedule("static", q_max=8, gradient=None),
+                "RTH 3-8 bits": _schedule("RTH", q_min=3, q_max=8),
+                "RTH 5-8 bits": _schedule("RTH", q_min=5, q_max=8),
+            },
+        )
+        for aggregation in ("float", "quantized")
+    },
 }
 """Part of a document -> columns, settings of all trainings, and what differs; the first arm is the reference."""
 

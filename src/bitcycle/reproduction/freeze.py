@@ -44,6 +44,8 @@ def entry_of(
     """The entry of a claim in a new family. Deviation and margin are those that results/summary/claims.csv tells of its earlier
     trainings, in `row`, unless the deviation is given. Raises SettingError if it has not enough power, or no quote."""
     margin = float(row["margin"]) if row.get("margin") else claim.fixed_margin if claim.has_margin else None
+    if margin is None and claim.has_margin and claim.value_base is not None:
+        margin = claim.percent / 100 * claim.value_base
     if deviation is None and row:
         deviation = float(row["deviation"])
     if power is None:
@@ -61,9 +63,13 @@ def entry_of(
 
 def planned_power(claim: Claim, deviation: float | None, margin: float | None, seeds: int) -> float | None:
     """Power of a claim at its published effect with a number of seeds, given the deviation of its contrast between seeds, on the
-    scale of the test; None if the deviation is unknown, or the paper prints no number."""
+    scale of the test; None if the deviation is unknown, or the paper prints no number. Raises SettingError for a margin in
+    percent of a mean that is not known."""
     if deviation is None or (claim.value is None and not claim.has_margin):
         return None
+    if claim.has_margin and margin is None:
+        problem = f"has a margin of {claim.percent:g} % of a mean that no earlier training tells"
+        raise SettingError("claim", claim.id, problem, f"compute its power and add --power {claim.id}=VALUE")
     estimate = Estimate(0.0, deviation / math.sqrt(seeds), seeds - 1, seeds)
     return power(estimate, published_effect(claim, margin), claim.bounds(margin, tested_reference(claim)))
 

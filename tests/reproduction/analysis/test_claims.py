@@ -217,6 +217,25 @@ def test_seeds_that_lack_a_cell_of_a_place_do_not_count_in_a_trend():
     assert (found.estimate, found.n) == (pytest.approx(-1), 2)
 
 
+def test_a_place_that_a_network_lacks_does_not_count_in_a_trend():
+    """A network that falls was left out, as it had three of four places, and still stood in the scope of a rise."""
+    claim = Claim("x/y-c1", "rises", predicate="rising", a={"schedule": "CR"}, by="schedule.cycles", match=["model"])
+    rise, fall = [], []
+    for places, model, count, slope in ((rise, "resnet38", 4, 1), (fall, "resnet74", 3, -2)):
+        for n in range(count):
+            values = (70 + slope * n + 0.1 * seed for seed in range(6))
+            places.append(cell(*values, schedule="CR", schedule__cycles=n, model=model))
+    assert verdict(claim, *rise).verdict == SUPPORTED
+    assert verdict(claim, *rise, *fall).verdict == CONTRADICTED
+
+
+def test_a_margin_in_percent_is_that_of_the_seeds_that_count():
+    claim = replace(HIGHER, predicate="at_least", margin_percent=1.0, match=["model"])
+    more = cell(*ONE[:3], schedule="CR", model="resnet38"), cell(*OTHER[:3], schedule="static", model="resnet38")
+    extreme = replace(PAIR[1], runs=(*PAIR[1].runs[:3], cell(*[0.0] * 4, schedule="static").runs[3]))
+    assert verdict(claim, PAIR[0], extreme, *more).margin == pytest.approx(0.01 * sum(OTHER[:3]) / 3)
+
+
 def test_only_trainings_of_seeds_that_count_are_counted():
     more = cell(*ONE, 71.5, schedule="CR", model="resnet38"), cell(*OTHER, 70.5, schedule="static", model="resnet38")
     found = verdict(replace(HIGHER, match=["model"]), *PAIR, *more)
@@ -228,6 +247,12 @@ def test_differences_that_are_equal_in_all_seeds_get_a_sign_test_and_the_rule_sa
     found = verdict(HIGHER, *bits)
     assert (found.verdict, found.p_raw) == (SUPPORTED, pytest.approx(2 * 0.5**12))
     assert "sign test" in found.rule and "t test" not in found.rule
+    three = [
+        cell(*values, schedule=name) for name, values in (("CR", (75.5, 74.0, 76.5)), ("static", (75.25, 73.75, 76.25)))
+    ]
+    found = verdict(replace(HIGHER, predicate="equivalent"), *three)
+    assert (found.verdict, found.p_raw) == (UNDECIDED, 2 * 0.5**3), "three equal differences within a margin had p = 0"
+    assert "(sign test, as all seeds agree)" in found.rule
     few = cell(73.1, 73.1, schedule="CR"), cell(72.3, 72.3, schedule="static")
     found = verdict(HIGHER, *few)
     assert (found.verdict, found.p_raw) == (UNDECIDED, None), (
@@ -456,6 +481,8 @@ def test_a_margin_in_percent_takes_the_published_effect_in_percent():
     low, high = shared.low, shared.high
     assert shared.published_inside == (low <= 2.0 <= high) and not verdict(large, *PAIR).published_inside
     assert planned_power(replace(large, value_base=286.0), 0.75, 5.72, 4) == planned_power(claim, 0.75, 5.72, 4)
+    with pytest.raises(SettingError, match=r"a margin of 8 % of a mean that no earlier training tells.*--power"):
+        planned_power(claim, 0.75, None, 4)  # it was the power of another test, that of a direction
 
 
 def test_how_many_seeds_would_decide():

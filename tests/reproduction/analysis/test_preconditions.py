@@ -56,6 +56,13 @@ def test_ceiling_and_chance():
     assert "chance" in reason(HIGHER, cell(10.7, 9.8, 11.9, schedule="CR"), cell(9.5, 10.6, 9.8, schedule="static"))
 
 
+def test_seeds_without_a_partner_put_no_metric_at_its_ceiling():
+    top, high = (99.6, 99.7, 99.5), (99.2, 99.1, 99.15)
+    assert "ceiling" in reason(HIGHER, cell(*top, schedule="CR"), cell(*high, 90.0, 90.0, 90.0, schedule="static"))
+    below = cell(98.6, 98.7, 98.5, 99.9, 99.9, 99.9, 99.9, schedule="CR")
+    assert verdict(HIGHER, below, cell(98.2, 98.1, 98.15, schedule="static")).verdict == UNDECIDED
+
+
 def test_the_preconditions_hold_for_every_part():
     """A claim with "and" was supported though its second part compared 99.7 with 99.6 %, or runs of unequal lengths."""
     claim = replace(HIGHER, also=[{"a": {"schedule": "RTH"}, "b": {"schedule": "LR"}}])
@@ -237,7 +244,7 @@ def split_cells(rows: dict[int, tuple[int, ...]], splits: tuple[float, ...]) -> 
     common = {"model": "resnet20_extra_skip", "schedule": "partial_pretrain", "quantizer": "pact_binary"}
     return [
         cell(
-            *(value + 0.01 * seed for seed in range(3)),
+            *(value + 0.01 * seed for seed in range(12)),  # equal differences, which get a sign test
             **common,
             steps=steps,
             schedule__split=split,
@@ -262,7 +269,7 @@ def test_a_preference_for_full_precision_is_that_between_equal_splits_of_each_bu
     uneven = split_cells({128: (40, 30), 640: (50, 60), 896: (50, 70)}, (0.0, 0.5))  # have no thirds
     for rows, expected in ((short, -1.0), (mirrored, 1.0)):
         found = verdict("partial/fig3-c2", *split_cells(rows, thirds), *uneven)
-        assert found.estimate == pytest.approx(expected) and (found.n, found.trainings) == (3, 24)
+        assert found.estimate == pytest.approx(expected) and (found.n, found.trainings) == (12, 96)
         assert found.rule.startswith("a minus b falls with steps")
 
 

@@ -149,13 +149,17 @@ class Contrast:
         common = set.intersection(*several) if several and self.paired else set()
         return common if len(common) >= OWN_SEEDS else set().union(*several)
 
+    def seeds_of(self, unit: Unit) -> set[str]:
+        """The seeds of a comparison that count."""
+        return self.seeds.intersection(unit.by_seed)
+
     @property
     def weights(self) -> list[tuple[Run, str, float]]:
         """Run, metric and coefficient in the mean over units and seeds, for every run that counts."""
         runs: dict[Any, Run] = {}
         found: dict[Any, float] = defaultdict(float)
         for unit in self.units:
-            seeds = self.seeds.intersection(unit.by_seed)
+            seeds = self.seeds_of(unit)
             for coefficient, cell, metric in unit.terms:
                 for run in (run for run in cell.runs if run.row["seed"] in seeds):
                     key = run.group, run.training, metric

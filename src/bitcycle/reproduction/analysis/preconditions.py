@@ -159,7 +159,7 @@ def why_no_test(claim: Claim, contrasts: Sequence[Contrast], runs: Sequence[Run]
         return f"Fewer than half of the cells have runs: {least.filled} of {least.wanted}."
     published = proxy and not claim.arms and bool(claim.reference)
     return (
-        _saturated(claim, units)
+        _saturated(claim, contrasts)
         or _other_lengths(claim, units, proxy)
         or _other_samples(units)
         or _few_moments(claim, runs)
@@ -167,15 +167,20 @@ def why_no_test(claim: Claim, contrasts: Sequence[Contrast], runs: Sequence[Run]
     )
 
 
-def _saturated(claim: Claim, units: Sequence[Unit]) -> str:
+def _saturated(claim: Claim, contrasts: Sequence[Contrast]) -> str:
     if claim.metrics[0] not in ("final", "best") or claim.function:
         return ""
-    rows = [cell.runs[0].row for unit in units for cell in unit.cells]
+    compared = [(one, unit) for one in contrasts for unit in one.units]
+    rows = [cell.runs[0].row for _, unit in compared for cell in unit.cells]
     if not all(map(is_accuracy, rows)):
         return ""
     chances = {CHANCE.get(row.get("dataset", "")) for row in rows}
-    arms = [term for unit in units for term in unit.a], [term for unit in units for term in unit.b]
-    numbers = [[value for _, cell, metric in arm for value in readings(cell, metric).values()] for arm in arms]
+    terms = [
+        (one.seeds_of(unit), arm, term) for one, unit in compared for arm in (0, 1) for term in (unit.a, unit.b)[arm]
+    ]
+    numbers: tuple[list[float], list[float]] = ([], [])
+    for seeds, arm, (_, cell, metric) in terms:
+        numbers[arm].extend(value for seed, value in readings(cell, metric).items() if seed in seeds)
     if not numbers[0]:
         return ""
     means = [statistics.fmean(several) for several in numbers if several]

@@ -129,13 +129,13 @@ def _margin(claim: Claim, tested: Contrast) -> float | None:
     if claim.fixed_margin is not None:
         return claim.fixed_margin
     baseline = [(unit, readings(cell, metric)) for unit in tested.units for _, cell, metric in unit.b]
-    return claim.percent / 100 * fmean(values[seed] for unit, values in baseline for seed in unit.by_seed)
+    return claim.percent / 100 * fmean(values[seed] for unit, values in baseline for seed in tested.seeds_of(unit))
 
 
 def _t_test(claim: Claim, estimate: Estimate, margin: float | None, contrasts: list[Contrast]) -> Outcome:
     shown = DISPLAYS.get(claim.display, float)
-    computed = margin is not None or claim.metrics[0] in COSTS
-    p_values = formulas.bounds_test(estimate, claim.bounds(margin, tested_reference(claim)), computed)
+    bounds = claim.bounds(margin, tested_reference(claim))
+    p_values = formulas.bounds_test(estimate, bounds, computed=claim.metrics[0] in COSTS)
     ends = estimate.interval()
     interval = None if ends is None else (shown(ends[0]), shown(ends[1]))
     return Outcome(p_values, estimate, shown(estimate.mean), interval, margin, contrasts)
@@ -168,7 +168,8 @@ def _per_seed(claim: Claim, arm_a: Sequence[Cell], arm_b: Sequence[Cell]) -> Out
 
 
 def _trend(claim: Claim, by: str, arm_a: Sequence[Cell], arm_b: Sequence[Cell]) -> Outcome | None:
-    """Page's trend test along a fact, with one block per seed: the means over panels. Omits seeds that lack a place or panel."""
+    """Page's trend test along a fact, with one block per seed: the means over panels. Omits places that a panel lacks, and seeds
+    that lack a place or panel."""
     rows = []
     filled, match = [cell for cell in arm_a if cell.runs], [name for name in claim.match if name != by]
     for number, (panel, seeds) in enumerate(_panels(filled, match)):
@@ -179,6 +180,7 @@ def _trend(claim: Claim, by: str, arm_a: Sequence[Cell], arm_b: Sequence[Cell]) 
         rows += [(number, seed, x, _at(claim, places[x], arm_b, seed)) for x in places for seed in seeds]
     table = pd.DataFrame(rows, columns=["panel", "seed", "place", "value"]).dropna()
     blocks = table.pivot(index=["panel", "seed"], columns="place", values="value")
+    blocks = blocks.loc[:, blocks.notna().groupby("panel").any().all()]  # places that every panel has
     counts = blocks.count(axis=1)
     blocks = blocks[counts == counts.max()].dropna(axis=1)
     if blocks.shape[1] < 3:

@@ -8,6 +8,7 @@ of looks. Of these, a claim whose power at the published effect is below one hal
 """
 
 import dataclasses
+import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import product
@@ -327,7 +328,7 @@ def _estimated(claim: Claim, scale: str, outcome: Outcome) -> ClaimResult:
     row.scope = scope and scope + _reached(claim, outcome)
     row.rule, row.verdict, row.estimate = rule_of(claim, outcome.margin), UNDECIDED, outcome.shown
     if outcome.estimate.error == 0 and claim.metrics[0] not in COSTS:
-        row.rule = row.rule.replace("paired t test", "sign test, as all seeds agree")
+        row.rule = re.sub("paired t( test)?", "sign test, as all seeds agree", row.rule)
     row.low, row.high = outcome.interval or (None, None)
     row.level, row.margin, row.n, row.df = LEVEL, outcome.margin, outcome.estimate.n, outcome.estimate.df or None
     row.deviation, row.power = outcome.estimate.deviation, _power(claim, outcome)

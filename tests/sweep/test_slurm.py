@@ -240,6 +240,7 @@ done"""
     fake(commands, "sbatch", SUBMIT)
     fake(commands, "squeue", show)
     fake(commands, "srun", "exit 1")
+    fake(commands, "scancel", "exit 0")
     fake(commands, "scontrol", "echo 'MaxArraySize            = 3'")
     monkeypatch.setenv("PATH", f"{commands}:{os.environ['PATH']}")
     return commands
@@ -340,6 +341,32 @@ def test_what_is_wrong_is_said(slurm, tmp_path):
     with pytest.raises(RunError, match="Invalid partition name"):
         launcher(tmp_path).launch_into([["seed=0"]], [tmp_path / "seed=0"])
     assert not list(tmp_path.glob(".slurm/*/"))
+
+
+def test_jobs_that_slurm_took_although_sbatch_failed_are_cancelled(slurm, tmp_path, impatient):
+    """The answer was lost on its way: the jobs were forgotten, and the next command submitted the run once more."""
+    fake(slurm, "sbatch", f"{SUBMIT} > /dev/null; echo 'Socket timed out on send/recv operation' >&2; exit 1")
+    fake(slurm, "scancel", f"rm {slurm}/sbatch.script.1")
+    with pytest.raises(RunError, match="Socket timed out"):
+        launcher(tmp_path).launch_into([["seed=0"]], [tmp_path / "seed=0"])
+    (name,) = calls(slurm, "scancel")
+    assert name.startswith("--name=bitcycle-") and not list(tmp_path.glob(".slurm/*/"))
+    fake(slurm, "sbatch", SUBMIT)
+    assert launcher(tmp_path).launch_into([["seed=0"]], [tmp_path / "seed=0"]) == [75]
+
+
+def test_jobs_that_cannot_be_cancelled_are_found_by_the_next_command(slurm, tmp_path, impatient):
+    fake(slurm, "sbatch", f"{SUBMIT} > /dev/null; echo 'Socket timed out on send/recv operation' >&2; exit 1")
+    fake(slurm, "scancel", "echo 'Unable to contact slurm controller' >&2; exit 1")
+    with pytest.raises(
+        RunError, match=r"Socket timed out.*Unable to contact.*may be in its queue: scancel --name=bitcycle-"
+    ):
+        launcher(tmp_path).launch_into([["seed=0"]], [tmp_path / "seed=0"])
+    assert launcher(tmp_path).queued([tmp_path / "seed=0"]) == {tmp_path / "seed=0"}
+    fake(slurm, "scancel", "echo 'scancel: error: No active jobs match ALL job filters' >&2; exit 1")
+    fake(slurm, "sbatch", 'echo "Invalid partition name specified" >&2; exit 1')
+    with pytest.raises(RunError, match=r"Invalid partition name specified$"):
+        launcher(tmp_path).launch_into([["seed=1"]], [tmp_path / "seed=1"])
 
 
 @pytest.mark.parametrize(

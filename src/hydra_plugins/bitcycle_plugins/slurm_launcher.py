@@ -124,11 +124,11 @@ class SlurmLauncher(Launcher):
             try:
                 submitted = self._submit_array(array, [words for words, _ in chosen], arrays)
             except (RunError, SettingError) as error:
-                shutil.rmtree(array[0].array)
+                problem = _withdraw(array[0].array, error)
                 if not jobs:
-                    raise
+                    raise problem from error
                 left = len(runs) - len(jobs)
-                logger.error("%d runs were not submitted: %s. Run the same command again later", left, error)
+                logger.error("%d runs were not submitted: %s. Run the same command again later", left, problem)
                 break
             jobs |= {job.run: job for job in array}
             logger.info("submitted %d runs: job %s, name %s", len(chosen), submitted, array[0].array.name)
@@ -202,6 +202,19 @@ def check(parameters: Mapping[str, Any]) -> None:
         raise SettingError(
             "hydra.launcher.timeout_min", minutes, problem, "raise it, or lower hydra.launcher.signal_delay_s"
         )
+
+
+def _withdraw(array: Path, error: RunError | SettingError) -> RunError | SettingError:
+    """Cancel the jobs of an array whose submission failed, as SLURM may have taken them before its answer was lost, and remove
+    its folder; if they cannot be cancelled, the next command finds them by the folder. Returns the error to report."""
+    if isinstance(error, RunError):
+        try:
+            ask("scancel", f"--name={array.name}")
+        except RunError as failure:
+            if "No active jobs" not in str(failure):
+                return RunError(f"{error}; {failure}; the jobs may be in its queue: scancel --name={array.name}")
+    shutil.rmtree(array)
+    return error
 
 
 @contextmanager

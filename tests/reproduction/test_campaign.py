@@ -268,6 +268,9 @@ def test_a_run_that_begins_from_another_follows_it(root):
     assert planned.distinct()[0].path is None
     assert planned.next() == first
     assert [line for line in planned.failures() if "no such file or folder" in line and "1 runs" in line]
+    row = {"scale": "smoke", "hash": first.key[1], "seed": first.key[2]}
+    again = campaign(root, Part("paper/b", scale="smoke"), Part("paper/c", scale="smoke"), recorded=[row])
+    assert again.next() == first, "it is recorded, and its weights are not here: the run that begins from it never came"
     finish(first.folder)
     weights_of(first.folder)
     planned.ended(first, EXIT_DONE)

@@ -149,7 +149,7 @@ def read_plan(path: Path) -> list[Part]:
 class Campaign:
     """The runs of a plan: selects the next one and estimates the time left.
 
-    `recorded` are rows of the summary file, of runs on any machine; they are not trained again unless other runs of their part
+    `recorded` are rows of the summary file, of runs on any machine; they are not trained again unless other runs of the plan
     need their run folders, and tell how long runs of their kind take.
     """
 
@@ -163,7 +163,9 @@ class Campaign:
     ) -> None:
         self.root, self.parts, self.compose = root, parts, compose
         self.recorded, self.seconds = set(map(identity, recorded)), recorded_seconds(recorded)
-        self.runs = [self._mark(index_runs(part.expand(root, results_root), compose)) for part in parts]
+        planned = [index_runs(part.expand(root, results_root), compose) for part in parts]
+        self.awaited = {run.waits_for for runs in planned for run in runs}
+        self.runs = [self._mark(runs) for runs in planned]
         self.failed_before = {
             str(run.path): run.folder.read_status() for run in self.distinct() if run.state == "failed"
         }
@@ -171,10 +173,9 @@ class Campaign:
         self.codes: dict[str, int] = {}
 
     def _mark(self, runs: list[SweepRun]) -> list[SweepRun]:
-        """The runs of a part, recorded ones marked unless an invalid run may need their folders."""
-        if any(run.path is None for run in runs):
-            return runs
-        return mark(runs, {run.path for run in runs if run.key in self.recorded}, "recorded")
+        """The runs of a part, recorded ones marked unless a run of any part needs their folders."""
+        ready = [run for run in runs if run.path is not None and run.path not in self.awaited]
+        return mark(runs, {run.path for run in ready if run.key in self.recorded}, "recorded")
 
     def distinct(self) -> list[SweepRun]:
         """All runs without duplicates, in the plan's order."""

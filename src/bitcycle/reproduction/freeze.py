@@ -18,11 +18,14 @@ from omegaconf import OmegaConf
 
 from bitcycle.door import parser_of
 from bitcycle.errors import EXIT_DONE
-from bitcycle.files import read_csv, write_bytes
+from bitcycle.files import read_csv, resource_root, write_bytes
+from bitcycle.reproduction.analysis.cells import Cell
 from bitcycle.reproduction.analysis.claims import Claim, published_effect, read_claims, tested_reference
-from bitcycle.reproduction.analysis.frozen import LEAST_POWER, LOOKS, fingerprint, read_families
-from bitcycle.reproduction.analysis.items import PUBLISHED
+from bitcycle.reproduction.analysis.facts import matches
+from bitcycle.reproduction.analysis.frozen import LEAST_POWER, LOOKS, arms_of, fingerprint, read_families
+from bitcycle.reproduction.analysis.items import PUBLISHED, SWEEP_FOLDER, Item, read_items
 from bitcycle.reproduction.analysis.statistics import Estimate, power
+from bitcycle.reproduction.manifest import MANIFEST, read_manifest
 from bitcycle.settings import SettingError, nearest
 
 
@@ -39,7 +42,12 @@ def write_family(path: Path, entries: Mapping[str, Mapping[str, object]]) -> Pat
 
 
 def entry_of(
-    claim: Claim, seeds: range, row: Mapping[str, str], deviation: float | None, power: float | None
+    claim: Claim,
+    seeds: range,
+    row: Mapping[str, str],
+    deviation: float | None = None,
+    power: float | None = None,
+    cells: int = 0,
 ) -> dict[str, object]:
     """The entry of a claim in a new family. Deviation and margin are those that results/summary/claims.csv tells of its earlier
     trainings, in `row`, unless the deviation is given. Raises SettingError if it has not enough power, or no quote."""
@@ -58,7 +66,21 @@ def entry_of(
         raise SettingError("claim", claim.id, problem, "add a quote to its entry")
     numbers = {"deviation": deviation, "power": power}
     rounded = {name: None if value is None else round(value, 3) for name, value in numbers.items()}
-    return {"test": fingerprint(claim), "seeds": len(seeds), "first_seed": seeds.start, **rounded}
+    planned = {"seeds": len(seeds), "first_seed": seeds.start, **({"cells": cells} if cells else {})}
+    return {"test": fingerprint(claim), **planned, **rounded}
+
+
+def planned_cells(claim: Claim, items: Mapping[str, Item], root: Path) -> int:
+    """The number of settings at mini scale that a claim compares, from the manifests of its items."""
+    found: set[str] = set()
+    for name in (claim.item, *claim.items):
+        file = items[name].sweep_file(root / SWEEP_FOLDER) if name in items else root / SWEEP_FOLDER / f"{name}.yaml"
+        places = read_manifest(root / MANIFEST / file.parent.name / f"{file.stem}.csv") if file else []
+        current = [place for place in places if place.scale == "mini" and not place.superseded]
+        cells = {place.hash: Cell(dict(place.paper), dict(place.ours)) for place in current}
+        arms = [{**claim.where, **arm} for arm in arms_of(claim)]
+        found |= {name for name, cell in cells.items() if any(matches(cell, arm) for arm in arms)}
+    return len(found)
 
 
 def planned_power(claim: Claim, deviation: float | None, margin: float | None, seeds: int) -> float | None:
@@ -84,6 +106,7 @@ def _check_numbers(
     seeds: Mapping[str, float],
     deviations: Mapping[str, float],
     powers: Mapping[str, float],
+    cells: Mapping[str, float],
 ) -> None:
     """Raises SettingError for claims without a number of seeds, for numbers that a plan cannot have, and for those of claims that
     are not to be frozen."""
@@ -93,6 +116,7 @@ def _check_numbers(
         ("--seeds", seeds, lambda x: x >= 1 and x.is_integer(), "a number of seeds", "plan a whole number from 1"),
         ("--deviation", deviations, lambda x: 0 < x < math.inf, "a deviation", "give a finite number above 0"),
         ("--power", powers, lambda x: 0 <= x <= 1, "a power", "give a number from 0 to 1"),
+        ("--cells", cells, lambda x: x >= 1 and x.is_integer(), "a number of settings", "plan a whole number from 1"),
     )
     for option, numbers, is_valid, what, remedy in rules:
         for name, number in numbers.items():
@@ -116,6 +140,8 @@ def main(words: Sequence[str] | None = None) -> int:
     parser.add_argument("--published", type=Path, default=PUBLISHED, help=SUPPRESS)
     text = "power of a claim, for a trend from a simulation; default: computed for its published effect and deviation"
     parser.add_argument("--power", type=_value, action="append", default=[], metavar="CLAIM=VALUE", help=text)
+    text = "number of settings of a claim that will be trained, if not all that it compares at mini scale"
+    parser.add_argument("--cells", type=_value, action="append", default=[], metavar="CLAIM=NUMBER", help=text)
     given = parser.parse_args(words)
     path = given.published / "families" / f"{given.name}.yaml"
     if path.exists():
@@ -124,15 +150,17 @@ def main(words: Sequence[str] | None = None) -> int:
     known = {claim.id: claim for claim in read_claims(given.published)}
     rows = read_csv(given.published.parent / "summary" / "claims.csv", missing_ok=True)
     measured = {row["claim_id"]: row for row in reversed(rows) if row["deviation"]}
-    planned, deviations, powers = dict(given.seeds), dict(given.deviation), dict(given.power)
-    _check_numbers(given.claims, planned, deviations, powers)
+    planned, deviations, powers, cells = map(dict, (given.seeds, given.deviation, given.power, given.cells))
+    _check_numbers(given.claims, planned, deviations, powers, cells)
+    items = {item.id: item for item in read_items(resource_root() / PUBLISHED)}
     entries = {}
     for name in given.claims:
         if name not in known:
             raise SettingError("claim", name, "there is no such claim", nearest(name, known))
         count = int(planned[name if name in planned else ""])
         seeds, row = range(given.first_seed, given.first_seed + count), measured.get(name, {})
-        entries[name] = entry_of(known[name], seeds, row, deviations.get(name), powers.get(name))
+        settings = int(cells[name]) if name in cells else planned_cells(known[name], items, resource_root())
+        entries[name] = entry_of(known[name], seeds, row, deviations.get(name), powers.get(name), settings)
     print(write_family(path, entries))
     return EXIT_DONE
 

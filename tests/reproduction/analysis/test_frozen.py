@@ -188,6 +188,32 @@ def test_a_family_is_tested_at_half_of_its_seeds_and_at_the_end():
     assert (old.verdict, old.n) == (NOT_TESTED, None)  # seen before the family was frozen
 
 
+def test_no_look_is_due_before_every_planned_setting_is_trained():
+    """Of two networks, one had no runs: "tested at 6 of 6 planned seeds", and again with each seed of the other."""
+    claim = replace(HIGHER, match=["model"])
+    other = cell(*ONE, schedule="CR", model="resnet38"), cell(*OTHER, schedule="static", model="resnet38")
+    home = replace(family(claim), cells={claim.id: 4})
+    (found,) = judge([claim], {"x/y": Results("mini", PAIR)}, Pool([]), [home])
+    assert (found.verdict, found.n) == (NOT_TESTED, None)
+    assert found.reason.startswith("2 of 4 planned settings have runs")
+    (found,) = judge([claim], {"x/y": Results("mini", (*PAIR, *other))}, Pool([]), [home])
+    assert (found.n, found.reason) == (4, "tested at 4 of 4 planned seeds")
+
+
+def test_a_freeze_counts_the_settings_that_a_claim_compares(tmp_path):
+    """better/fig6-c5 compares ten schedules and static precision, at two highest precisions and with two aggregations."""
+    shutil.copytree(PUBLISHED / "claims", tmp_path / "published" / "claims")
+    common = ["--seeds", "40", "--published", str(tmp_path / "published"), "--deviation", "better/fig6-c5=0.56"]
+    freeze.main(["all", "better/fig6-c5", *common])
+    freeze.main(
+        ["some", "better/fig6-c4", *common[:-2], "--power", "better/fig6-c4=0.9", "--cells", "better/fig6-c4=6"]
+    )
+    families = {one.name: one.cells for one in read_families(tmp_path / "published")}
+    assert families == {"all": {"better/fig6-c5": 44}, "some": {"better/fig6-c4": 6}}
+    with pytest.raises(SettingError, match="--cells=0: is not a number of settings"):
+        freeze.main(["none", "cpt/fig2-c1", *common[:-2], "--cells", "cpt/fig2-c1=0"])
+
+
 def test_no_look_is_due_before_every_arm_is_trained():
     """board/all_images-c6 was "tested at 4 of 4 planned seeds" with runs of its static arm alone, which another claim shares."""
     home = replace(family(HIGHER), frozen="2026-11-24T12:00:00+00:00")

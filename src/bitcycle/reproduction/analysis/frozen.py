@@ -9,7 +9,7 @@ import hashlib
 import json
 import math
 from collections.abc import Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from itertools import takewhile
 from pathlib import Path
 from typing import Any, cast
@@ -44,6 +44,7 @@ class Family:
     seeds: Mapping[str, Sequence[int]]  # planned seeds, in the order in which they are trained
     power: Mapping[str, float | None]  # power at the published effect; None if the paper prints no number
     withdrawn: Collection[str] = ()  # claims whose frozen test turned out to be wrong: may have another, decide nothing
+    cells: Mapping[str, int] = field(default_factory=dict)  # planned number of settings; absent before 29 November 2026
 
 
 def fingerprint(claim: Claim) -> str:
@@ -74,9 +75,9 @@ def _read(path: Path) -> Family:
     ranges = {claim: (int(entry.get("first_seed", 0)), int(entry["seeds"])) for claim, entry in claims.items()}
     seeds = {claim: range(first, first + count) for claim, (first, count) in ranges.items()}
     withdrawn = [claim for claim, entry in claims.items() if entry.get("withdrawn")]
-    return Family(
-        path.stem, str(content["frozen"]), int(content["looks"]), cast(Any, tests), seeds, cast(Any, power), withdrawn
-    )
+    cells = {claim: int(entry["cells"]) for claim, entry in claims.items() if entry.get("cells")}
+    numbers = str(content["frozen"]), int(content["looks"])
+    return Family(path.stem, *numbers, cast(Any, tests), seeds, cast(Any, power), withdrawn, cells)
 
 
 def family_of(claim: Claim, families: Iterable[Family]) -> Family | None:
@@ -111,10 +112,10 @@ def due_look(
     """The cells with the runs that count at the look that is due, if one is, and which look that is, or what it waits for.
 
     Only runs of the family's seeds since it was frozen count: those of the first half of the seeds until all are trained, and
-    none before that half is. No look is due if the family has runs of cells with settings that the sweep has `replaced` since:
-    one at the new settings would be another look.
+    none before that half is, with all planned settings. No look is due if the family has runs of cells with settings that the
+    sweep has `replaced` since: one at the new settings would be another look.
     """
-    seeds, arms = list(map(str, family.seeds[claim.id])), _arms(claim)
+    seeds, arms = list(map(str, family.seeds[claim.id])), arms_of(claim)
     cells = [_restricted(cell, seeds, family.frozen) for cell in cells]
     earlier = [cell for cell in replaced if any(matches(cell, arm) for arm in arms)]
     runs = distinct_runs(_restricted(cell, seeds, family.frozen) for cell in earlier)
@@ -126,6 +127,9 @@ def due_look(
     words = f"tested at {count} of {len(seeds)} planned seeds"
     if not count:
         words = f"{trained} of {len(seeds)} planned seeds are trained; the first test is at {half}"
+    begun, planned = len(trained_settings(cells, arms)), family.cells.get(claim.id, 0)
+    if count and begun < planned:
+        count, words = 0, f"{begun} of {planned} planned settings have runs"
     if later := [seed for seed in seeds[trained + 1 :] if _trained_seeds(cells, arms, [seed])]:
         words += f"; it waits for seed {seeds[trained]}, as they count in this order, and {later[0]} is trained"
     return [_restricted(cell, seeds[:count], family.frozen) for cell in cells], words
@@ -142,8 +146,14 @@ def _trained_seeds(cells: Iterable[Cell], arms: Iterable[Selector], seeds: Seque
     return len(list(takewhile(lambda seed: all(seed in some for some in recorded), seeds)))
 
 
-def _arms(claim: Claim) -> list[Selector]:
+def arms_of(claim: Claim) -> list[Selector]:
+    """The selectors of all arms of a claim, of each of its parts."""
     return [arm for part in claim.parts for arm in (part.a, *part.arms, part.minus) if arm is not None]
+
+
+def trained_settings(cells: Iterable[Cell], arms: Sequence[Selector]) -> set[str]:
+    """The hashes of the cells with runs that are in one of the arms."""
+    return {cell.runs[0].row["hash"] for cell in cells if cell.runs and any(matches(cell, arm) for arm in arms)}
 
 
 def _restricted(cell: Cell, seeds: Collection[str], since: str) -> Cell:

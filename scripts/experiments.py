@@ -255,7 +255,9 @@ def _agrees(settings: Mapping[str, Any], wanted: Mapping[str, Any]) -> bool:
 
 
 def mean_in_words(finals: Sequence[float]) -> str:
-    """Mean, standard deviation (if n > 1) and n."""
+    """Mean, standard deviation (if n > 1) and n; of one network that all seeds begin from, its value."""
+    if len(finals) > 1 and len(set(finals)) == 1:
+        return f"{finals[0]:.2f} (one for {len(finals)} seeds)"
     deviation = f" ± {statistics.stdev(finals):.2f}" if len(finals) > 1 else ""
     return f"{statistics.fmean(finals):.2f}{deviation} (n = {len(finals)})"
 

@@ -11,7 +11,9 @@ matplotlib.use("Agg")
 
 import matplotlib.pyplot as plt
 from matplotlib.axes import Axes
+from matplotlib.container import ErrorbarContainer
 from matplotlib.figure import Figure
+from matplotlib.lines import Line2D
 from matplotlib.transforms import Bbox
 from PIL import Image
 
@@ -33,15 +35,21 @@ def panels(count: int, columns: int = 3, width: float = 0.0, height: float = 2.9
 
 
 def legend(figure: Figure, axes: Iterable[Axes], columns: int = 4) -> None:
-    """A single legend below all axes, without duplicate entries."""
+    """A single legend below all axes, without duplicate entries; hollow markers stand for a label that has no filled ones."""
     entries: dict[str, Any] = {}
     for part in axes:
         for handle, label in zip(*part.get_legend_handles_labels(), strict=True):
-            entries.setdefault(label, handle)
+            if label not in entries or (_is_hollow(entries[label]) and not _is_hollow(handle)):
+                entries[label] = handle
     if entries:
         fitting = min(columns, max(1, int(figure.get_figwidth() * 13 // (max(map(len, entries)) + 7))))
         style: dict[str, Any] = {"loc": "outside lower center", "ncols": fitting, "frameon": False, "fontsize": 8}
         figure.legend(list(entries.values()), list(entries), **style)
+
+
+def _is_hollow(handle: Any) -> bool:
+    marked = handle[0] if isinstance(handle, ErrorbarContainer) else handle
+    return isinstance(marked, Line2D) and marked.get_markerfacecolor() == "white"
 
 
 def render(figure: Figure) -> dict[str, bytes]:

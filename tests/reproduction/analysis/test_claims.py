@@ -568,8 +568,26 @@ def test_an_epoch_of_a_text_is_one_pass_through_its_words():
 
 def test_a_step_on_a_whole_graph_is_one_epoch():
     """Citeseer has 120 training nodes and `training.batch_size` 140: its 200 epochs were said to be 233."""
-    run = Run({"total_steps": "200", "train_samples": "120"}, {"training": {"batch_size": 140}})
-    assert run.epochs == 200
+    row = {"total_steps": "200", "train_samples": "120", "scale": "mini", "metric": "test_accuracy"}
+    run = Run(row, {"training": {"batch_size": 140}})
+    assert (run.epochs, run.group.batch) == (200, "120")
+
+
+def test_a_scope_tells_how_many_images_are_left_for_training():
+    """59.7 epochs of 10,000 images were those of the 9,000 that HLHLp does not hold out."""
+    pair = [
+        replace(
+            one,
+            runs=tuple(
+                Run({**run.row, "train_samples": "9000"}, {**run.settings, "dataset": data}) for run in one.runs
+            ),
+        )
+        for data in [{"name": "cifar10_16", "train_samples": 10_000, "validation": 0.1}]
+        for one in PAIR
+    ]
+    for run in (run for one in pair for run in one.runs):
+        vars(run).update(curve={}, analyses=[])
+    assert "CIFAR-10 at 16x16, 10,000 images (9,000 for training)" in verdict(HIGHER, *pair).scope
 
 
 def test_trainings_on_half_of_the_classes_are_told_from_the_others():

@@ -9,9 +9,10 @@ import matplotlib.pyplot as plt
 import pytest
 import scipy.stats
 import yaml
+from matplotlib.lines import Line2D
 
 from bitcycle.files import read_csv, write_csv
-from bitcycle.picture.layout import panels, render
+from bitcycle.picture.layout import legend, panels, render
 from bitcycle.reproduction.analysis.cells import Cell, Results, read_runs
 from bitcycle.reproduction.analysis.collect import SUMMARY
 from bitcycle.reproduction.analysis.contrast import Pool
@@ -449,6 +450,19 @@ def test_figures_show_the_runs_of_a_board_that_tests_their_claims_in_another_reg
         tested = {run.training for cell in select(regime.results.done, claim.a) for run in cell.runs}
         assert tested <= shown, f"{name} does not show what {claim.id} tests"
         assert draw_item(found.drawn).caption.endswith(" Also shown: runs of board/all_images.")
+
+
+def test_a_legend_is_hollow_only_if_all_points_of_a_label_are():
+    """All markers of partial/fig1 stood hollow in its legend, which is said to mean fewer than three seeds."""
+    figure, axes = plt.subplots()
+    for label, filling in (("some", "white"), ("some", "red"), ("some", "white"), ("none", "white")):
+        axes.errorbar([0], [0], [1], fmt="o", markerfacecolor=filling, label=label)
+    legend(figure, [axes])
+    lines = [
+        line for line in figure.findobj(Line2D, include_self=False) if line.axes is None and line.get_marker() == "o"
+    ]
+    assert [line.get_markerfacecolor() for line in lines] == ["red", "white"]
+    plt.close(figure)
 
 
 # Unchanged pictures are not redrawn

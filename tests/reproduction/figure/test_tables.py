@@ -10,6 +10,7 @@ import pytest
 from bitcycle.reproduction.analysis.cells import Results
 from bitcycle.reproduction.analysis.contrast import Pool
 from bitcycle.reproduction.analysis.items import read_published
+from bitcycle.reproduction.analysis.labels import backward_bits, forward_bits
 from bitcycle.reproduction.figure.data import ItemData, panels_of, status_line
 from bitcycle.reproduction.figure.make import draw_item
 from bitcycle.reproduction.figure.table import as_records, tables_of
@@ -137,6 +138,40 @@ def test_a_difference_has_its_own_number_of_seeds():
     rows = {row["schedule"]: row for row in records(data_of("cpt/fig1", *cells)) if row["source"] == "ours"}
     assert (rows["CR"]["n"], rows["CR"]["n of the difference"]) == ("4", "3")
     assert rows["static"]["n of the difference"] == ""
+
+
+def test_a_graph_is_compared_with_static_precision_of_its_own_aggregation():
+    """A gain of ER with quantized aggregation was mostly that of quantized over float aggregation."""
+    graph = {"model": "gcn", "dataset": "ogbn_arxiv"}
+    cells = [
+        made_up(*values, **settings, **graph, model__aggregation=aggregation)
+        for aggregation, settings, values in (
+            ("float", STATIC, (80.0, 80.1, 80.2, 80.3)),
+            ("quantized", STATIC, (81.0, 81.1, 81.2)),
+            ("quantized", CYCLIC, (81.5, 81.6, 81.7)),
+        )
+    ]
+    rows = [row for row in records(data_of("better/fig6", *cells)) if row["source"] == "ours"]
+    assert [row["difference to baseline"] for row in rows] == ["baseline", "baseline", "+0.500"]
+
+
+def test_costs_of_a_table_have_one_baseline():
+    """Static 6 bits had the cost of static 8 bits, 1.00, as each row was relative to static at its own highest bits."""
+    cells = [
+        made_up(70.0, gbitops=100.0, **STATIC, **SMALL),
+        made_up(69.0, gbitops=56.0, schedule="static", schedule__q_max=6, **SMALL),
+        made_up(71.0, gbitops=63.0, **CYCLIC, **SMALL),
+    ]
+    rows = [row for row in records(data_of("better/fig3", *cells)) if row["source"] == "ours"]
+    assert [row["cost relative to baseline"] for row in rows] == ["1.00", "0.560", "0.630"]
+    assert not any("highest bits" in name for row in rows for name in row)
+
+
+def test_gradients_of_float_networks_are_float():
+    cell = made_up(70.0, **STATIC, **SMALL, quantizer="none")
+    assert (forward_bits(cell), backward_bits(cell)) == ("32", "32")
+    tested = made_up(70.0, schedule="range_test", schedule__q_min=2, schedule__q_max=5, schedule__gradient=8, **SMALL)
+    assert (forward_bits(tested), backward_bits(tested)) == ("2-4", "8")
 
 
 @pytest.mark.parametrize(("name", "metric"), [("cpt/fig1", "best test_accuracy"), ("better/fig3", "test_accuracy")])

@@ -102,8 +102,14 @@ class Run:
         sizes = [text.format(size) for name, text in words.items() if (size := self.setting(f"dataset.{name}"))]
         limits = [*filter(None, [PARTS.get(self.setting("dataset.part"))]), *sizes]
         data = self.row.get("dataset", "") + (f" ({', '.join(limits)})" if limits else "")
-        row, batch = self.row, str(self.setting("training.batch_size", ""))
+        row, batch = self.row, self._batch
         return Group(row["scale"], row.get("model", ""), data, row["metric"], row["total_steps"], batch)
+
+    @property
+    def _batch(self) -> str:
+        """Training samples of a step: all, if it takes a whole graph with fewer than `training.batch_size`."""
+        size, samples = self.setting("training.batch_size", ""), self.number("train_samples")
+        return str(int(min(size, samples)) if size and samples else size)
 
 
 PARTS = {

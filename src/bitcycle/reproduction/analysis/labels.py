@@ -50,10 +50,13 @@ def our_data(cell: Cell) -> str:
 
 
 def proxy_label(cell: Cell) -> str:
-    """NETWORK, DATA[, vocabulary of N][, N images] of a cell whose runs are a proxy; empty for runs at the paper's setting."""
-    if cell.runs[0].row["scale"] == "paper" and not cell.is_proxy:
+    """NETWORK, DATA[, vocabulary of N][, N images] of a cell whose runs are a proxy, and how many samples are left for training
+    if some are held out for validation; empty for runs at the paper's setting."""
+    run = cell.runs[0]
+    if run.row["scale"] == "paper" and not cell.is_proxy:
         return ""
-    return f"{our_model(cell)}, {our_data(cell)}"
+    samples = run.number("train_samples") if cell.actual("dataset.validation") else None
+    return f"{our_model(cell)}, {our_data(cell)}" + (f" ({int(samples):,} for training)" if samples else "")
 
 
 def model_of(cell: Cell) -> str:
@@ -107,6 +110,8 @@ def forward_bits(cell: Cell) -> str:
         return "dynamic"
     if schedule in PHASED:
         return str(phase_bits(cell)[-1])
+    if schedule == "range_test":
+        return f"{low}-{int(high) - 1}"  # q_max is what it finds if no precision that it tests is enough
     if schedule == "static" or low == high:
         return str(high)
     return f"{low}-{high}"
@@ -119,8 +124,8 @@ def backward_bits(cell: Cell) -> str:
         return ",".join(map(str, cell.setting("schedule.gradient_stages")))
     if schedule in GATED:
         return "dynamic"
-    if schedule == "static":
-        return str(cell.setting("schedule.gradient") or high)
+    if schedule in ("static", "range_test"):
+        return str(cell.setting("schedule.gradient") or (FLOAT if is_float(cell) else high))
     low, top = (cell.setting(f"schedule.gradient_{end}") for end in ("min", "max"))
     low = high if low is None else low
     top = max(int(high or 0), int(low or 0)) if top is None else top

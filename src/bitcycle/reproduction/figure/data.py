@@ -35,6 +35,7 @@ class Spec:
     cost: str = "gbitops"  # column of runs.csv with the cost: gbitops or gbitops_to_best
     named: str = "method"  # fact that is the paper's name of a method, see `facts.FACTS`
     base: Optional[Selector | Sequence[Selector]] = None  # facts of the baseline; of several, the first with runs
+    apart: str = ""  # fact in which a cell and its baseline agree in the table of our runs, if there is such a baseline
     measures: Sequence[str] = ()  # facts that are additional columns in the table of our runs
     pictures: Sequence[Mapping[str, Any]] = ()  # kind, MODULE.FUNCTION here, with options; draws the first with runs
     beside: Mapping[str, Selector] = field(default_factory=dict)  # sweep -> its cells that pictures show, too
@@ -134,11 +135,12 @@ class Panel:
         steps = {int(run.row["total_steps"]) for cell in self.cells for run in cell.runs}
         return f"{self.name}, {steps.pop():,} steps" if len(steps) == 1 else self.name
 
-    def first(self, base: Selector | Sequence[Selector] | None) -> Cell | None:
-        """The cell with most runs among those that match a selector, the first of several that has any; None if there is none."""
+    def first(self, base: Selector | Sequence[Selector] | None, alike: Selector | None = None) -> Cell | None:
+        """The cell with most runs among those that match a selector, the first of several that has any, and of these those that
+        match `alike`, if there are such; None if there is none."""
         for selector in [] if base is None else as_list(base):
             if found := select(self.cells, selector):
-                return max(found, key=lambda cell: len(cell.runs))
+                return max(select(found, alike or {}) or found, key=lambda cell: len(cell.runs))
         return None
 
 
@@ -226,9 +228,16 @@ def differences(panel: Panel, base: Cell | None, column: str) -> dict[int, Estim
     for index, cell in enumerate(panel.cells):
         if base is None and (values := readings(cell, column)):
             found[index] = over_seeds(list(values.values()))
-        elif base and cell is not base and (gap := contrast([cell], [base], (), (column, column)).estimate(panel.pool)):
+        elif gap := difference(cell, base, column, panel.pool):
             found[index] = gap
     return found
+
+
+def difference(cell: Cell, base: Cell | None, column: str, pool: Pool) -> Estimate | None:
+    """The difference of a cell to its baseline; None without one, and for the baseline itself."""
+    if base is None or cell is base:
+        return None
+    return contrast([cell], [base], (), (column, column)).estimate(pool)
 
 
 def cost_against(cell: Cell, base: Cell | None) -> float | None:

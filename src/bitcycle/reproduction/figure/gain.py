@@ -32,6 +32,7 @@ def draw_gain(data: ItemData) -> Drawing | None:
         [0, end], [0, end], color="0.35", linestyle="--", linewidth=1, label="as good as static 8 bits of full length"
     )
     for axes in (left, right):
+        axes.margins(x=0.1)  # room for the numbers
         axes.axhline(0, color="0.35", linewidth=1)
     gain = "gain over static 8 bits of equal cost, points"
     proxy = ", a proxy" if data.results.scale != "paper" else ""
@@ -48,12 +49,13 @@ def draw_gain(data: ItemData) -> Drawing | None:
 
 
 def _draw(axes: Axes, placed: Sequence[tuple[Row, float]]) -> None:
-    """Points with their numbers of steps, on the left of the first of several networks, as those of equal length lie close."""
+    """Points with their numbers of steps, on the left of the first of several networks and below CR, as some lie close."""
     for row, place in placed:
         colour, marker = COLOURS.get(row.schedule, "0.35"), MARKERS.get(row.network, "D")
         draw_points(axes, Style(f"{row.schedule}, {row.network}", colour, marker), [point(place, row.gain)])
         alike = [other for one, other in placed if (one.schedule, one.steps) == (row.schedule, row.steps)]
-        offset, side = ((-5, 4), "right") if place == min(alike) < max(alike) else ((5, 4), "left")
+        shift, side = (-5, "right") if place == min(alike) < max(alike) else (5, "left")
+        offset = shift, 4 if row.schedule == "RTH" else -9
         label, where = f"{row.steps:,}", (place, row.gain.mean)
         axes.annotate(label, where, offset, textcoords="offset points", ha=side, fontsize=6.5, color="0.35")
 

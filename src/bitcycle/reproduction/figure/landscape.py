@@ -35,14 +35,13 @@ def grid_of(result: Result, column: str) -> tuple[np.ndarray[Any, Any], np.ndarr
 
 
 def draw_contours(axes: Axes, surface: Result) -> None:
-    """Draw the labelled contours of a loss surface, with a cross at the network."""
+    """Draw the contours of a loss surface, with a cross and the loss at the network."""
     x, y, loss = grid_of(surface, "loss")
     finite = np.nan_to_num(loss, nan=1e9, posinf=1e9)
     levels = CONTOURS[(finite.min() < CONTOURS) & (finite.max() > CONTOURS)]
     if len(levels):
         style = {"cmap": ORDERED, "vmin": CONTOURS[0], "vmax": CONTOURS[-1], "linewidths": 1.1}
-        lines = axes.contour(x, y, finite, levels=levels, **style)
-        axes.clabel(lines, levels[::2], fontsize=6.5, fmt="%.1f")
+        axes.contour(x, y, finite, levels=levels, **style)
     middle = float(loss[len(y) // 2, len(x) // 2])
     axes.plot([0], [0], "+", color="black", markersize=7)
     axes.annotate(f"{middle:.2f}", (0, 0), (5, 5), textcoords="offset points", fontsize=7)
@@ -117,7 +116,9 @@ def contours(data: ItemData, style: str) -> Drawing | None:
     figure.colorbar(shown, ax=axes[-2], label="loss (cross-entropy)", shrink=0.7)
     legend(figure, axes[-1:])
     words = " / ".join(dict.fromkeys(described_surface(found[0]) for _, found in cells))
-    pairs = "contours: the first pair of directions; bars: smallest and largest of all pairs"
+    pairs = (
+        "contours: the first pair of directions, with the loss at the network; bars: smallest and largest of all pairs"
+    )
     counts = sorted({sum(bool(results_of((run,), "surface")) for run in cell.runs) for cell, _ in cells})
     trainings = " to ".join(map(str, dict.fromkeys((counts[0], counts[-1]))))
     return Drawing(figure, f"{panels_of(data)[0].title}. {words}; {pairs}. Trainings of each network: {trainings}.")

@@ -348,7 +348,9 @@ def splits(data: ItemData) -> Drawing | None:
     words = "iterations in full precision", "iterations in all"
     label_axes(axes[0], shown[0].name, *words)
     label_axes(axes[1], f"{shown[0].name}: budgets with an even split", *words)
-    caption = f"Each square is one training ({data.results.trials}); the leftmost column is 1 bit throughout."
+    caption = (
+        f"Each square is the mean of its trainings ({data.results.trials}); the leftmost column is 1 bit throughout."
+    )
     return Drawing(figure, caption)
 
 

@@ -155,7 +155,7 @@ def draw_recipes(data: ItemData) -> Drawing | None:
         figure,
         "Gap to float on the test text, paired by seed, with 95 % intervals (hollow: one seed, or no"
         f" known deviation); logarithmic beyond {LINEAR}. Grey: static formats; blue: NVFP4 recipe; orange: MXFP4 recipe; green:"
-        " cyclic schedules. Dashed: static MXFP8 and float with fewer steps, the baselines of equal cost."
+        " cyclic schedules. Dashed: static MXFP8 and float with fewer steps, the baselines of about equal cost, joined by a line."
         f" {data.results.trials}.",
     )
 

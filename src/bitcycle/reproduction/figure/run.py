@@ -24,7 +24,10 @@ def range_tests(data: ItemData) -> Drawing | None:
         title = f"{panel.name}: found {fact(cell, 'q_min found')} bits"
         label_axes(part, title, "optimizer step", pad=18.0)  # the bits stand below it
     axes[0].set_ylabel("training accuracy (%)")
-    return Drawing(figure, "Numbers above: bits; thick: mean at the end of a precision; the first seed is shown.")
+    return Drawing(
+        figure,
+        "Numbers above: bits; thick: mean at the end of a precision; dashed: what it has to reach; the first seed is shown.",
+    )
 
 
 def bits_and_loss(data: ItemData, style: str) -> Drawing | None:

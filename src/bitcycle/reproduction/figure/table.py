@@ -26,7 +26,8 @@ from bitcycle.reproduction.figure.data import (
     Panel,
     Spec,
     by_length,
-    differences,
+    cost_against,
+    difference,
     gather,
     our_network,
     panels_of,
@@ -200,11 +201,11 @@ def told_apart(panel: Panel, records: Iterable[dict[str, str]]) -> Iterator[dict
 
 def our_records(panel: Panel, spec: Spec, on_accelerator: bool = False) -> Iterator[dict[str, str]]:
     """The rows of a panel in the table of our runs, with the energy and latency of an accelerator if these are of interest."""
-    base = panel.first(spec.base)
-    gaps = differences(panel, base, spec.column) if base else {}
-    for index, cell in enumerate(panel.cells):
+    for cell in panel.cells:
+        base = panel.first(spec.base, {spec.apart: fact(cell, spec.apart)} if spec.apart else None)
+        gap = difference(cell, base, spec.column, panel.pool)
         row, (network, _, rest) = cell.runs[0].row, our_network(cell).partition(", ")
-        ours, gap, cost = estimate_of(cell, spec.column), gaps.get(index), estimate_of(cell, "relative_to_static")
+        ours, cost = estimate_of(cell, spec.column), cost_against(cell, base)
         yield {
             "network": network,
             "data": rest,
@@ -222,7 +223,8 @@ def our_records(panel: Panel, spec: Spec, on_accelerator: bool = False) -> Itera
             "difference to baseline": "baseline" if cell is base else signed(gap.mean if gap else None),
             "95 % interval": interval(gap, signed),
             PAIRS: str(gap.n) if gap else "",
-            "cost relative to static": number(cost.mean if cost else None),
+            "cost relative to baseline": number(cost) if base else "",
+            "cost relative to static at its highest bits": "" if base else number(cost),
             **(accelerator_costs(cell) if on_accelerator else {}),
             **{name: fact(cell, name) for name in spec.measures},
         }

@@ -39,6 +39,13 @@ def _schedule(name: str, **options: Any) -> Settings:
 
 WITHOUT_SKIPPING = [[2, 6], [3, 6], [4, 6], [4, 12], [6, 8], [6, 12]]
 DFQ = _schedule("dfq", target=3.0, backward="chosen", options="paper", weight_bits=None)
+
+
+def _fixed_stages(bits: Sequence[int]) -> Settings:
+    gradients, boundaries = [6, 8, 12, 16], [0.1, 0.2, 0.3]
+    return _schedule("pfq_manual", stages=bits, gradient_stages=gradients, boundaries=boundaries)
+
+
 STATIC_8 = _schedule("static", q_max=8, gradient=None)
 PFQ = _schedule("pfq", stages=[3, 4, 6, 8], gradient_stages=[6, 6, 8, 8], epsilon=0.05, alpha=0.3)
 TO_STATIC = ("ResNet-8", "accuracy", "difference to static 8 bits")
@@ -191,24 +198,26 @@ EXPERIMENTS: dict[str, tuple[Sequence[str], Settings, dict[str, Settings]]] = {
             "FracTrain, 8-bit weights": _schedule("fractrain", target=1.5, weight_bits=8),
         },
     ),
-    "DFQ without skipping": (
+    "DFQ": (
         ("ResNet-8", "best accuracy", "difference to static 6 bits"),
         IMAGES | SBM | BEST,
         {
             "static 6 bits, gradients 12": _schedule("static", q_max=6, gradient=12),
             "DFQ, target 3 %": DFQ,
             "the same without skipping": _schedule("dfq", target=3.0, backward="chosen", options=WITHOUT_SKIPPING),
+            "the same with weights of 6 bits": _schedule(
+                "dfq", target=3.0, backward="chosen", options="paper", weight_bits=6
+            ),
         },
     ),
-    "PFQ in fixed stages": (
+    "PFQ on MobileNetV2": (
         ("MobileNetV2", "best accuracy", "difference to static 8 bits"),
         IMAGES | SBM | BEST | {"model": {"name": "mobilenet_v2"}},
         {
             "static 8 bits, gradients 16": _schedule("static", q_max=8, gradient=16),
             "PFQ: 4, 4, 6, 8 bits": _schedule("pfq", stages=[4, 4, 6, 8], gradient_stages=[6, 8, 12, 16]),
-            "the same bits, 8 bits after 30 % of the steps": _schedule(
-                "pfq_manual", stages=[4, 4, 6, 8], gradient_stages=[6, 8, 12, 16], boundaries=[0.1, 0.2, 0.3]
-            ),
+            "the same bits, 8 bits after 30 % of the steps": _fixed_stages([4, 4, 6, 8]),
+            "6 bits instead of 4, 8 bits after 20 % of the steps": _fixed_stages([6, 6, 8, 8]),
         },
     ),
     **{

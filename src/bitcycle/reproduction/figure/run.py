@@ -31,22 +31,24 @@ def range_tests(data: ItemData) -> Drawing | None:
 
 
 def bits_and_loss(data: ItemData, style: str) -> Drawing | None:
-    """Precision and training loss of each setting."""
-    shown = panels_of(data)
-    cells = [cell for panel in shown for cell in panel.cells if cell.runs[0].curve]
-    if not cells:
+    """Precision and training loss of each setting, one column for each network and data."""
+    every = [(panel, [cell for cell in panel.cells if cell.runs[0].curve]) for panel in panels_of(data)]
+    shown = [(panel, cells) for panel, cells in every if cells]
+    if not shown:
         return None
-    figure, (above, below) = panels(2, columns=1, width=6.5, height=2.3)
-    for cell in cells:
-        training, shape = cell.runs[0].curve["training"], styles(data, style)(cell)
-        bits = f"{shape.label} FW({forward_bits(cell)})/BW({backward_bits(cell)})"
-        steps: dict[str, Any] = {"drawstyle": "steps-pre", "color": shape.colour}
-        above.plot(training["step"], training["weight"], **steps, label=bits)
-        above.plot(training["step"], training["gradient"], **steps, linestyle=":")
-        below.plot(training["step"], training["loss"], color=shape.colour, linewidth=1)
-    label_axes(above, shown[0].title, y="bits (dotted: gradients)")
-    below.set(xlabel="optimizer step", ylabel="training loss")
-    legend(figure, [above], 2)
+    width = 6.5 if len(shown) == 1 else 5.0
+    figure, axes = panels(2 * len(shown), columns=len(shown), width=width, height=2.3)
+    for (panel, cells), above, below in zip(shown, axes, axes[len(shown) :]):
+        for cell in cells:
+            training, shape = cell.runs[0].curve["training"], styles(data, style)(cell)
+            bits = f"{shape.label} FW({forward_bits(cell)})/BW({backward_bits(cell)})"
+            steps: dict[str, Any] = {"drawstyle": "steps-pre", "color": shape.colour}
+            above.plot(training["step"], training["weight"], **steps, label=bits)
+            above.plot(training["step"], training["gradient"], **steps, linestyle=":")
+            below.plot(training["step"], training["loss"], color=shape.colour, linewidth=1)
+        label_axes(above, panel.title, y="bits (dotted: gradients)")
+        below.set(xlabel="optimizer step", ylabel="training loss")
+    legend(figure, axes[: len(shown)], 2)
     return Drawing(figure, "The first seed of each.")
 
 

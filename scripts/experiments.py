@@ -200,7 +200,7 @@ EXPERIMENTS: dict[str, tuple[Sequence[str], Settings, dict[str, Settings]]] = {
     ),
     "DFQ": (
         ("ResNet-8", "best accuracy", "difference to static 6 bits"),
-        IMAGES | SBM | BEST,
+        IMAGES | SBM | BEST | {"seeds": range(480, 492)},
         {
             "static 6 bits, gradients 12": _schedule("static", q_max=6, gradient=12),
             "DFQ, target 3 %": DFQ,
@@ -245,14 +245,18 @@ def experiment(name: str) -> str:
     reference: dict[str, float] = {}
     for arm, own in arms.items():
         wanted = {**common, **own}
-        metric = wanted.pop("metric", "final")
-        agreeing = [run for run in runs if _agrees(run.settings, wanted)]
+        metric, seeds = wanted.pop("metric", "final"), wanted.pop("seeds", None)
+        agreeing = [
+            run for run in runs if _agrees(run.settings, wanted) and (not seeds or int(run.row["seed"]) in seeds)
+        ]
         if len({run.row["hash"] for run in agreeing}) > 1:
             sys.exit(f"experiment {name}, {arm}: runs of several settings agree; name what tells them apart")
         found = {run.row["seed"]: value for run in agreeing if (value := reading(run, metric)) is not None}
         difference = difference_in_words(found, reference) if reference and found else ""
         reference = reference or found
-        lines += [(arm, mean_in_words([*found.values()]), difference)] if found else []
+        shared = metric == "initial weights" and len(set(found.values())) == 1  # one network that all seeds begin from
+        values = [*found.values()][: 1 if shared else None]
+        lines += [(arm, mean_in_words(values), difference)] if found else []
     return markdown_table(columns, lines)
 
 
@@ -264,9 +268,7 @@ def _agrees(settings: Mapping[str, Any], wanted: Mapping[str, Any]) -> bool:
 
 
 def mean_in_words(finals: Sequence[float]) -> str:
-    """Mean, standard deviation (if n > 1) and n; of one network that all seeds begin from, its value."""
-    if len(finals) > 1 and len(set(finals)) == 1:
-        return f"{finals[0]:.2f} (one for {len(finals)} seeds)"
+    """Mean, standard deviation (if n > 1) and n."""
     deviation = f" ± {statistics.stdev(finals):.2f}" if len(finals) > 1 else ""
     return f"{statistics.fmean(finals):.2f}{deviation} (n = {len(finals)})"
 

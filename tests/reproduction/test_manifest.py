@@ -54,6 +54,21 @@ def test_a_superseded_run_leaves_tables_and_verdicts_and_stays_on_record(tmp_pat
     assert len(record("x/y", longer, "mini", compose, tmp_path)) == 2, "a run that nobody recorded leaves no trace"
 
 
+def test_a_run_is_superseded_in_its_cell_whoever_else_has_it_or_however_it_was_computed(tmp_path):
+    """The row was dropped if another cell had its run by now, or only the run with the other `training.compute` is recorded."""
+    first = record("x/y", SWEEP, "mini", compose, tmp_path)
+    deeper = {**SWEEP.at_scale["mini"], "model": {"resnet74": "resnet20", "resnet38": "resnet8"}}
+    assert first[0].hash == first[1].hash
+    changed = replace(SWEEP, at_scale={"mini": deeper})
+    for recorded in (first[0].hash, first[0].otherwise):
+        kept = record("x/y", changed, "mini", compose, tmp_path, recorded={recorded})
+        assert [(place.cell, bool(place.superseded)) for place in kept] == [(1, False), (2, False), (2, True)]
+        run = replace(run_of(first[0]), row={**run_of(first[0]).row, "hash": recorded})
+        found = find_results(kept, [run])
+        assert [len(cell.runs) for cell in found.cells] == [1, 0] and [len(cell.runs) for cell in found.replaced] == [1]
+        record("x/y", SWEEP, "mini", compose, tmp_path)
+
+
 def test_a_cell_that_cannot_be_composed_keeps_its_run(tmp_path):
     first = record("x/y", SWEEP, "mini", compose, tmp_path)
     later = record("x/y", SWEEP, "mini", lambda run: "its initial weights are not here", tmp_path)

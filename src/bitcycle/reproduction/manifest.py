@@ -51,6 +51,11 @@ class Place:
         """The hashes of runs that fill the cell."""
         return [name for name in (self.hash, self.otherwise) if name]
 
+    @property
+    def assignment(self) -> tuple[str, frozenset[tuple[str, str]], str]:
+        """What the row says: at this scale, this run fills the cell with these settings."""
+        return self.scale, frozenset(self.paper.items()), self.hash
+
 
 def plan_cells(sweep: Sweep, scale: str, compose: Compose) -> list[Place]:
     """Every cell of a sweep at a scale, in the order of its grids; combinations with different seeds share a cell."""
@@ -108,11 +113,11 @@ def _record(path: Path, sweep: Sweep, scale: str, compose: Compose, recorded: Co
     for place in plan_cells(sweep, scale, compose):
         before = place if place.hash else known.get(frozenset(place.ours.items()), place)
         planned.append(replace(place, hash=before.hash, otherwise=before.otherwise))
-    superseded = set(recorded) - {place.hash for place in planned}
+    kept = {place.assignment for place in planned}
     gone = [
         replace(place, superseded=place.superseded or date.today().isoformat())
         for place in old
-        if place.scale == scale and place.hash in superseded
+        if place.scale == scale and place.assignment not in kept and not set(recorded).isdisjoint(place.names)
     ]
     others = [place for place in old if place.scale != scale]
     rows = sorted([*others, *planned, *gone], key=lambda row: (SCALES.index(row.scale), bool(row.superseded), row.cell))

@@ -259,11 +259,11 @@ def find_results(places: Iterable[Place], runs: Sequence[Run]) -> Results:
     cells: dict[str, list[Cell]] = {scale: [] for scale in SCALES}
     replaced: dict[str, list[Cell]] = {scale: [] for scale in SCALES}
     places = list(places)
-    superseded = {(place.scale, place.hash) for place in places if place.superseded}
+    superseded = {place.assignment for place in places if place.superseded}
     for place in places:
-        found, other = by_name[place.scale, place.hash], (place.scale, place.otherwise)
-        if not place.superseded and other not in superseded:
-            found = _with_other_seeds(found, by_name[other])
+        found = by_name[place.scale, place.hash]
+        if replace(place, hash=place.otherwise).assignment not in superseded:
+            found = _with_other_seeds(found, by_name[place.scale, place.otherwise])
         kept = replaced if place.superseded else cells
         kept[place.scale].append(Cell(dict(place.paper), dict(place.ours), tuple(found)))
     at_scales = [Results(scale, tuple(found), replaced=tuple(replaced[scale])) for scale, found in cells.items()]

@@ -50,6 +50,8 @@ def test_points_stand_at_training_accuracy_and_at_the_price(data: ItemData) -> N
     figure = gain.draw_gain(data).figure
     left, right = ([float(one.lines[0].get_xdata()[0]) for one in axes.containers] for axes in figure.axes[:2])
     assert left == [50, 70, 90, 50, 70, 90] and right == [5] * 6
+    sizes = [one.lines[0].get_markersize() for one in figure.axes[0].containers]
+    assert sizes[0] < sizes[1] < sizes[2], "longer trainings have larger points; numbers beside the points touched"
     plt.close(figure)
 
 

@@ -4,6 +4,7 @@ and against the price of training for fewer steps."""
 from collections.abc import Sequence
 
 from matplotlib.axes import Axes
+from numpy import linspace
 
 from bitcycle.picture.layout import legend, panels
 from bitcycle.reproduction.analysis.cells import numbers_of_seeds
@@ -17,6 +18,7 @@ from bitcycle.reproduction.figure.table import Table, interval, number, signed
 
 COLOURS = {"RTH": PROFILES["rex"], "CR": PROFILES["cosine"]}
 MARKERS = {"ResNet-8": "o", "ResNet-20": "s", "ResNet-38": "^"}
+SMALLEST, LARGEST = 3.5, 8.5  # points, of the shortest and the longest training
 
 
 def draw_gain(data: ItemData) -> Drawing | None:
@@ -32,12 +34,10 @@ def draw_gain(data: ItemData) -> Drawing | None:
         [0, end], [0, end], color="0.35", linestyle="--", linewidth=1, label="as good as static 8 bits of full length"
     )
     for axes in (left, right):
-        axes.margins(x=0.1)  # room for the numbers
         axes.axhline(0, color="0.35", linewidth=1)
     gain = "gain over static 8 bits of equal cost, points"
     proxy = ", a proxy" if data.results.scale != "paper" else ""
-    title = f"{rows[0].data}{proxy}; numbers: steps"
-    label_axes(left, title, "accuracy of static 8 bits on its training images (%)", gain, 70)
+    label_axes(left, f"{rows[0].data}{proxy}", "accuracy of static 8 bits on its training images (%)", gain, 70)
     label_axes(right, "the same", "price: what static 8 bits loses by training for fewer steps, points", gain, 70)
     legend(figure, (left, right), 4)
     return Drawing(
@@ -49,15 +49,15 @@ def draw_gain(data: ItemData) -> Drawing | None:
 
 
 def _draw(axes: Axes, placed: Sequence[tuple[Row, float]]) -> None:
-    """Points with their numbers of steps, on the left of the first of several networks and below CR, as some lie close."""
+    """Points, which are larger the longer the training."""
+    lengths = sorted({row.steps for row, _ in placed})
+    sizes = dict(zip(lengths, linspace(SMALLEST, LARGEST, len(lengths)).tolist(), strict=True))
     for row, place in placed:
-        colour, marker = COLOURS.get(row.schedule, "0.35"), MARKERS.get(row.network, "D")
-        draw_points(axes, Style(f"{row.schedule}, {row.network}", colour, marker), [point(place, row.gain)])
-        alike = [other for one, other in placed if (one.schedule, one.steps) == (row.schedule, row.steps)]
-        shift, side = (-5, "right") if place == min(alike) < max(alike) else (5, "left")
-        offset = shift, 4 if row.schedule == "RTH" else -9
-        label, where = f"{row.steps:,}", (place, row.gain.mean)
-        axes.annotate(label, where, offset, textcoords="offset points", ha=side, fontsize=6.5, color="0.35")
+        label, colour = f"{row.schedule}, {row.network}", COLOURS.get(row.schedule, "0.35")
+        style = Style(label, colour, MARKERS.get(row.network, "D"), size=sizes[row.steps])
+        draw_points(axes, style, [point(place, row.gain)])
+    for steps, size in sizes.items():
+        axes.plot([], [], "o", color="0.6", markersize=size, label=f"{steps:,} steps")
 
 
 def tables(data: ItemData) -> list[Table]:

@@ -61,7 +61,7 @@ def draw_points(axes: Axes, style: Style, points: Iterable[Point], hollow: bool 
         axes.errorbar(
             *([x], [mean], None if ends is None else [[max(0.0, mean - ends[0])], [max(0.0, ends[1] - mean)]]),
             fmt=style.marker,
-            markersize=7 if style.marker == "*" else 5.5,
+            markersize=7 if style.marker == "*" else style.size,
             color=style.colour,
             markerfacecolor="white" if ends is None or hollow else style.colour,
             markeredgecolor=style.edge or style.colour,

@@ -62,7 +62,10 @@ def suite_legend(figure: Figure) -> None:
     styles += [Style(words.get(form, form), "0.6", mark) for form, mark in FORMS.items()]
     styles += [Style("static", "0.35", "s"), Style("q_max = 8", "0.8", "o", "black"), Style("q_max = 6", "0.8", "o")]
     columns = 5 if figure.get_figwidth() > 8 else 3
-    handles = [Line2D([], [], ls="", marker=m, color=c, mec=edge or c, label=label) for label, c, m, edge in styles]
+    handles = [
+        Line2D([], [], ls="", marker=one.marker, color=one.colour, mec=one.edge or one.colour, label=one.label)
+        for one in styles
+    ]
     figure.legend(handles=handles, loc="outside lower center", ncols=columns, frameon=False, fontsize=8)
 
 

@@ -14,12 +14,13 @@ ORDERED = "viridis"
 
 
 class Style(NamedTuple):
-    """Style of a series: label, colour, marker, and outline colour."""
+    """Style of a series: label, colour, marker, outline colour, and size of its markers in points."""
 
     label: str
     colour: str = "0.5"
     marker: str = "o"
     edge: Optional[str] = None
+    size: float = 5.5
 
 
 class Drawing(NamedTuple):

@@ -42,12 +42,7 @@ def write_family(path: Path, entries: Mapping[str, Mapping[str, object]]) -> Pat
 
 
 def entry_of(
-    claim: Claim,
-    seeds: range,
-    row: Mapping[str, str],
-    deviation: float | None = None,
-    power: float | None = None,
-    cells: int = 0,
+    claim: Claim, seeds: range, row: Mapping[str, str], deviation: float | None, power: float | None, cells: int
 ) -> dict[str, object]:
     """The entry of a claim in a new family. Deviation and margin are those that results/summary/claims.csv tells of its earlier
     trainings, in `row`, unless the deviation is given. Raises SettingError if it has not enough power, or no quote."""

@@ -2,6 +2,7 @@
 
 import copy
 import pickle
+from typing import ClassVar
 
 import pytest
 import torch
@@ -135,7 +136,40 @@ def test_with_float_bits_nothing_changes(kind):
     assert set(bitcycle.layer.float_state_dict(model)) == {f"0.{name}" for name in plain.state_dict()}
 
 
-@pytest.mark.parametrize("kind", [WithOperator, WithEinsum])
+class WithGenerator(Attention):
+    """Whose forward PyTorch's compiler skips: the generator unpacks within the method itself."""
+
+    def forward(self, x):
+        q, k, v = (part.unflatten(2, (self.heads, -1)).transpose(1, 2) for part in self.qkv(x).chunk(3, 2))
+        return self.out(((q @ k.mT / 2).softmax(-1) @ v).transpose(1, 2).flatten(2))
+
+
+class WithBreak(WithOperator):
+    def mixed(self, q, k, v):
+        for _ in range(2):
+            torch._dynamo.graph_break()
+            q = (q @ k.mT / 2).softmax(-1) @ v
+        return q
+
+
+class Registered(nn.Module):
+    known: ClassVar[dict[str, type]] = {}
+
+    def __init_subclass__(cls, *, key):
+        Registered.known[key] = cls
+
+
+class WithKey(Registered, WithOperator, key="own"):
+    pass
+
+
+def test_a_hook_of_subclasses_does_not_see_the_classes_of_conversion():
+    """It raised a TypeError after half of the conversion, or its registry got an internal class."""
+    model = network(WithKey)
+    assert isinstance(model[1], WithKey) and Registered.known == {"own": WithKey}
+
+
+@pytest.mark.parametrize("kind", [WithOperator, WithEinsum, WithGenerator, WithBreak])
 def test_a_compiled_model_computes_the_same(kind):
     torch._dynamo.reset()
     model, x = network(kind).eval(), torch.randn(2, 5, 4)

@@ -174,6 +174,9 @@ class _Redirecting(nn.Module):
     _restores: tuple[bool, ...] = ()
     """Whether it is a layer that pads its input, and whether it computes its weight; empty: it is no layer."""
 
+    def __init_subclass__(cls, **_: Any) -> None:
+        """Keep the hook of a user's base class, such as a registry by name, from the classes that are made here."""
+
     def __reduce_ex__(self, protocol: Any) -> Any:
         return _restored, (self._redirected, self._restores), self.__getstate__()
 
@@ -335,6 +338,16 @@ class _Redirection(TorchFunctionMode):
                 remedy = "checkpoint a method, or name the layers that it computes in float_layers"
                 raise SettingError("model", type(self.owner).__name__, problem, remedy)
             frame = frame.f_back
+
+
+# Called from a part of a model that torch.compile skips, as one with a generator, this method would be compiled by itself, and the
+# results are wrong (PyTorch 2.13). It is still compiled as a part of what calls it. This is torch._dynamo.eval_frame.skip_code,
+# whose module takes a second to import.
+_dynamo = torch._C._dynamo.eval_frame
+_dynamo.set_code_exec_strategy(
+    _Redirection.__torch_function__.__code__,
+    _dynamo._FrameExecStrategy(_dynamo._FrameAction.SKIP, _dynamo._FrameAction.DEFAULT),
+)
 
 
 @contextmanager

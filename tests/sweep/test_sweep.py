@@ -5,16 +5,20 @@ from __future__ import annotations
 import json
 
 import pytest
+from hydra.core.override_parser.overrides_parser import OverridesParser
+from hydra.errors import HydraException
 from omegaconf import OmegaConf
 from rich.table import Table
 
+from bitcycle.presets import FOLDERS
 from bitcycle.settings import SettingError
 from bitcycle.sweep.composition import Composer
 from bitcycle.sweep.execution import count_states, plans_of, report, sweep_table, worst
-from bitcycle.sweep.grid import command_line, expand, substitute
+from bitcycle.sweep.grid import command_line, expand, quoted, substitute
 from bitcycle.sweep.registry import Sweep, index_runs, read_sweep
 from bitcycle.training.display import console
 from bitcycle.training.plan import make_plan
+from hydra_plugins.bitcycle_plugins.grid_sweeper import _settings
 from tests.conftest import COMPOSER, hydra_config
 from tests.sweep_cases import stock
 
@@ -63,6 +67,7 @@ def test_a_path_with_an_equals_sign_is_quoted_once():
     (argument,) = command_line({"model.initial_weights": "runs/seed=0"})
     assert argument == "model.initial_weights='runs/seed=0'"
     assert command_line({"model.initial_weights": "'runs/seed=0'"}) == [argument]
+    assert quoted("--config-dir=/jörg/a=b") == "--config-dir=/jörg/a=b", "which Hydra does not parse"
 
 
 # Scales and seeds.
@@ -164,6 +169,42 @@ def test_composing_in_two_steps_is_composing_in_one():
     assert asked == [[]]  # not one for each combination: schedules and quantizers are presets
 
 
+@pytest.mark.parametrize("key", ["++schedule.q_min", "+schedule.qmin", "++quantizer.layer_bits.head"])
+def test_what_hydras_syntax_adds_to_a_group_is_not_lost(key):
+    """The group was inserted whole after it: a typo was no error, and runs counted as done that nobody had trained."""
+    run = {"schedule": "RTH", "quantizer": "dorefa", key: "5"}
+    try:
+        expected = OmegaConf.to_yaml(hydra_config(command_line(run)))
+    except HydraException as error:
+        with pytest.raises(type(error)):
+            Composer(hydra_config)(run)
+    else:
+        assert OmegaConf.to_yaml(Composer(hydra_config)(run)) == expected
+
+
+def test_what_an_own_preset_sets_in_other_groups_is_not_lost(tmp_path, monkeypatch):
+    (tmp_path / "dataset").mkdir()
+    text = "# @package _global_\ndefaults: [digits@dataset, _self_]\nschedule: {q_min: 5}\n"
+    (tmp_path / "dataset" / "mine.yaml").write_text(text)
+    monkeypatch.setenv(FOLDERS, str(tmp_path))
+    assert Composer(hydra_config)({"schedule": "RTH", "dataset": "mine"}).schedule.q_min == 5
+    assert Composer(hydra_config)({"schedule": "RTH", "dataset": "digits"}).schedule.q_min == 3
+
+
+def test_settings_of_a_sweep_are_named_without_hydras_signs_and_folders_without_quotes():
+    """Seed 0 was trained for ++seed=3, and weights below a quoted folder were not found."""
+    words = [
+        "++seed=3",
+        "++schedule.q_min=3,4",
+        "results_root='/a b/c=d'",
+        "++quantizer.layer_bits.head=4",
+        "+sweeps=x",
+    ]
+    fixed, swept = _settings(OverridesParser.create().parse_overrides(words))
+    assert fixed == {"seed": "3", "results_root": "/a b/c=d", "++quantizer.layer_bits.head": "4"}
+    assert swept == {"schedule.q_min": ["3", "4"]}
+
+
 def test_runs_that_compute_the_same_are_one_and_wrong_ones_are_kept(tmp_path):
     runs = [
         {"schedule": "static", "schedule.q_min": "3"},
@@ -233,6 +274,15 @@ def test_json_of_a_sweep_has_what_its_table_has(tmp_path, capsys):
     least, most = (adaptive["cost_bounds"][name]["gbitops"] for name in ("least", "most"))
     assert adaptive["cost"] is None and 0 < least < most
     assert "use at most 4 cycles" in wrong["problem"] and wrong["cost"] is wrong["total_steps"] is None
+
+
+def test_every_seed_has_its_own_plan_where_settings_follow_it(tmp_path, capsys):
+    """All seeds had the steps and the cost of the first, or its error."""
+    found = stock([{"training.steps": "${seed}0", "seed": seed} for seed in ("1", "2")], tmp_path)
+    report(found, "", "json")
+    first, second = json.loads(capsys.readouterr().out)
+    assert (first["total_steps"], second["total_steps"]) == (10, 20)
+    assert second["cost"]["gbitops"] == pytest.approx(2 * first["cost"]["gbitops"])
 
 
 def test_a_report_says_what_runs_wait_for(tmp_path, capsys):

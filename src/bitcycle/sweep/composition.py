@@ -4,6 +4,7 @@ It takes a tenth of Hydra's time per configuration.
 """
 
 import pickle
+import re
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import cache
@@ -16,13 +17,14 @@ from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
 from bitcycle.configuration import PRESETS, RunConfig, read_config
+from bitcycle.files import resource_root
 from bitcycle.guard import explain_hydra
 from bitcycle.presets import Preset
 from bitcycle.settings import SettingError, Settings
 from bitcycle.sweep.grid import Overrides, command_line
 
 INDEPENDENT = ("schedule", "quantizer")
-"""Groups whose presets set nothing outside the group, and no other file sets anything inside it."""
+"""Groups whose presets set nothing outside the group, and no other file of ours sets anything inside it."""
 
 
 class Composer:
@@ -37,7 +39,7 @@ class Composer:
 
     def __call__(self, run: Overrides) -> DictConfig:
         """The configuration of a run; raises Hydra's errors for an unknown setting or a value of the wrong type."""
-        independent = {key: run[key] for key in INDEPENDENT if key in run and self._is_independent(key, run[key])}
+        independent = self._independent(run)
         choices = {k: v for k, v in run.items() if (k in PRESETS or not _is_plain(k)) and k not in independent}
         try:
             found = self._chosen(choices, independent)
@@ -72,8 +74,17 @@ class Composer:
             self._checked[key] = found
         return found
 
-    def _is_independent(self, group: str, option: str) -> bool:
-        return option in PRESETS[group] and PRESETS[group][option].self_contained
+    @staticmethod
+    def _independent(run: Overrides) -> Overrides:
+        """The choices of independent groups in which Hydra's syntax (+schedule.x) adds nothing, if no own preset among the run's
+        others may set something inside them."""
+        chosen = {group: PRESETS[group].get(option) for group, option in run.items() if group in PRESETS}
+        ours = resource_root() / "conf"
+        if not all(p is None or p.self_contained or p.path.is_relative_to(ours) for p in chosen.values()):
+            return {}
+        changed = {re.split("[.@]", key.lstrip("+~"))[0] for key in run if not _is_plain(key)}
+        alone = {group for group, preset in chosen.items() if preset is not None and preset.self_contained}
+        return {group: run[group] for group in INDEPENDENT if group in alone - changed}
 
     def _chosen(self, choices: Overrides, independent: Overrides) -> DictConfig:
         """A new configuration with these group choices, in which presets of independent groups are inserted.

@@ -119,7 +119,7 @@ def count_states(states: Sequence[str]) -> str:
 
 
 def plans_of(runs: Sequence[SweepRun]) -> dict[str, Planned]:
-    """The plan of each distinct run, by its settings without the seed."""
+    """The plan of each distinct run, without its seed: by its hash, as settings may depend on the seed."""
     plans: dict[str, Planned] = {}
     for run in track(runs, "planning", console=Console(stderr=True), transient=True):
         key = _settings_of(run)
@@ -147,7 +147,7 @@ def _facts(run: SweepRun, state: str, plan: Planned) -> dict[str, Any]:
 
 
 def _settings_of(run: SweepRun) -> str:
-    return str({name: value for name, value in run.overrides.items() if name != "seed"})
+    return run.key[1] if run.path else str(run.overrides)
 
 
 def _planned(run: SweepRun) -> Planned:

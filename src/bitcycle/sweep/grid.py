@@ -110,12 +110,13 @@ def command_line(run: Overrides) -> list[str]:
 
 def quoted(argument: str) -> str:
     """Quote the value of an override if Hydra could not parse it, such as a run folder (seed=0) or a path with an umlaut; values
-    with brackets, commas, quotes or backslashes are Hydra's syntax and stay as they are. A leading ~/ is the home folder.
+    with brackets, commas, quotes or backslashes are Hydra's syntax and stay as they are, as do options such as --config-dir=PATH.
+    A leading ~/ is the home folder.
 
     >>> quoted("model.initial_weights=results/seed=0"), quoted("schedule.q_min=3"), quoted("data_root=/home/jörg/a b")
     ("model.initial_weights='results/seed=0'", 'schedule.q_min=3', "data_root='/home/jörg/a b'")
     """
     argument = re.sub(r"^([^=]+=['\"]?)~/", lambda start: f"{start[1]}{Path.home()}/", argument)
     key, _, value = argument.partition("=")
-    needs_quotes = re.search(r"[=&#;!]|[^\x00-\x7f]", value) and not re.search(r"[][(){},'\"\\]", value)
-    return f"{key}='{value}'" if needs_quotes else argument
+    is_odd = re.search(r"[=&#;!]|[^\x00-\x7f]", value) and not re.search(r"[][(){},'\"\\]", value)
+    return f"{key}='{value}'" if is_odd and not key.startswith("-") else argument

@@ -162,5 +162,16 @@ def _exit_code(job: JobReturn) -> int:
 def _settings(overrides: Sequence[Override]) -> tuple[dict[str, str], dict[str, list[str]]]:
     """The settings with one value on the command line, and those that the command line sweeps over."""
     wanted = [override for override in overrides if override.key_or_group != GROUP]
-    fixed = {o.get_key_element(): str(o.get_value_element_as_str()) for o in wanted if not o.is_sweep_override()}
-    return fixed, {o.get_key_element(): list(o.sweep_string_iterator()) for o in wanted if o.is_sweep_override()}
+    fixed = {_key(o): _value(o) for o in wanted if not o.is_sweep_override()}
+    return fixed, {_key(o): list(o.sweep_string_iterator()) for o in wanted if o.is_sweep_override()}
+
+
+def _key(override: Override) -> str:
+    """The name of a setting, without the ++ that changes nothing for one that exists; ++a.b.c may add to a mapping."""
+    key: str = override.get_key_element()
+    return key.removeprefix("++") if key.count(".") < 2 else key
+
+
+def _value(override: Override) -> str:
+    """A value as it is written, but a folder without its quotes, as paths below it are formed."""
+    return str(override.value() if _key(override) == "results_root" else override.get_value_element_as_str())

@@ -340,9 +340,9 @@ class _Redirection(TorchFunctionMode):
             frame = frame.f_back
 
 
-# Called from a part of a model that torch.compile skips, as one with a generator, this method would be compiled by itself, and the
-# results are wrong (PyTorch 2.13). It is still compiled as a part of what calls it. This is torch._dynamo.eval_frame.skip_code,
-# whose module takes a second to import.
+# Called from a part of a model that torch.compile skips, as one with a generator, this method would be compiled by itself, with
+# wrong results (PyTorch 2.13). It is still compiled as a part of what calls it. This is torch._dynamo.eval_frame.skip_code, whose
+# module takes a second to import.
 _dynamo = torch._C._dynamo.eval_frame
 _dynamo.set_code_exec_strategy(
     _Redirection.__torch_function__.__code__,

@@ -75,17 +75,18 @@ class RunConfig(Settings):
             raise SettingError("schedule.backward", "chosen", problem, remedy)
         share, by_plateau = self.dataset.validation, self.training.learning_rate.name == "plateau"
         by_patience = self.training.weight_averaging.patience is not None
-        if share or self.dataset.has_validation or not (schedule.chooses or by_plateau or by_patience):
+        if self.dataset.validates or not (schedule.chooses or by_plateau or by_patience):
             return
         if share == 0:
+            hold_out = f"hold out validation data, as dataset.validation={VALIDATION_SHARE:g}"
+            have = "omit it" if self.dataset.has_validation else hold_out
             problem = f"schedule={schedule.name} chooses starting weights by validation"
-            remedy = f"set dataset.validation={VALIDATION_SHARE:g}, or set all of schedule.start_from to previous"
+            remedy = f"{have}, or set all of schedule.start_from to previous"
             if by_patience:
                 problem = "weight_averaging.patience needs validation data"
-                remedy = "hold out validation data, or set weight_averaging.start instead"
+                remedy = f"{have}, or set weight_averaging.start instead"
             if by_plateau:
-                problem = "learning_rate.name=plateau needs validation data"
-                remedy = "hold out validation data, or choose another"
+                problem, remedy = "learning_rate.name=plateau needs validation data", f"{have}, or choose another"
             raise SettingError("dataset.validation", share, problem, remedy)
         self.dataset = dataclasses.replace(self.dataset, validation=VALIDATION_SHARE)
 

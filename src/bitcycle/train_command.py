@@ -84,8 +84,10 @@ def run(config: DictConfig, found: list[float]) -> int:
         logger.warning("%s has no effect with %s", key, choice)
     plan = make_plan(run_config)
     _warn_of_batches(plan, overrides)
+    if plan.schedule.shortfall:
+        logger.warning(plan.schedule.shortfall)
     dataset = plan.config.dataset
-    if "validation" in run_config.logging.objective and not (dataset.validation or dataset.has_validation):
+    if "validation" in run_config.logging.objective and not dataset.validates:
         raise no_validation()
     if run_config.dry_run == "json":
         print(json.dumps(plan.describe()))

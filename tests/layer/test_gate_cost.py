@@ -358,6 +358,20 @@ def test_networks_without_blocks_or_with_wrong_ones_are_refused():
         bitcycle.quantize_model(CifarMobileNetV2(SHAPE), schedule=schedule)
     with pytest.raises(SettingError, match="no quantized layer to choose bits for"):
         bitcycle.quantize_model(model, float_layers=["stem", "first.*"], schedule=schedule)
+    with pytest.raises(SettingError, match=r"no quantized layer to choose bits for.*layer_bits"):
+        bitcycle.quantize_model(Own(), layer_bits={"first*": 4}, schedule=schedule)
+    model = nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 4))
+    model.block_names = ("0", "1")
+    with pytest.raises(SettingError, match=r"has no nn.Conv2d, and the gates read images.*schedule=pfq"):
+        bitcycle.quantize_model(model, float_layers=[], schedule=schedule)
+
+
+def test_a_shortcut_with_bits_of_its_own_is_cheaper_to_skip_to():
+    """It was counted in float, so that the lower bound was above the upper one."""
+    schedule = bitcycle.schedule("dfq", total_steps=100, family="resnet")
+    model = bitcycle.quantize_model(resnet(), DETERMINISTIC, schedule=schedule, layer_bits={"*shortcut*": 4})
+    workload = trace(model, torch.zeros(1, 3, 16, 16))
+    assert model.gates.choices.extremes(workload, 4)[0] == [[4, 0, 0, 0, 0, 0, 0]] * 3
 
 
 def test_gates_follow_the_seed_and_leave_the_global_generator_alone():

@@ -495,6 +495,14 @@ def test_bits_that_the_quantizer_lacks_are_refused_before_training():
         bitcycle.PrecisionController(model, schedule)
 
 
+def test_no_bits_are_refused_at_their_step():
+    """The network trained in float, and the cost of the whole run was refused at its end."""
+    model = bitcycle.quantize_model(nn.Sequential(nn.Linear(4, 4)), float_layers=[])
+    control = bitcycle.PrecisionController(model, bitcycle.schedule("static", q_max=8, total_steps=10))
+    with pytest.raises(SettingError, match="not to 0"):
+        control.use((0, 0, 0))
+
+
 @pytest.mark.parametrize(("bits", "zero"), [(3, True), (4, True), (5, False), (32, False)])
 def test_layers_without_a_weight_at_the_lowest_bits_are_named(bits, zero, caplog):
     """PyTorch's initial weights of 512 inputs are below 0.045, half a step of 4 bits is 0.0625."""

@@ -227,3 +227,15 @@ def test_a_rate_that_falls_once_an_epoch():
     options = LearningRateOptions(name="exponential", initial=1.0, epoch_factor=0.9, delay_epochs=10)
     rates = [options.rate(step, 30 * 7, epoch_steps=7) for step in (0, 76, 77, 83, 84, 209)]
     assert rates == pytest.approx([1, 1, 0.9, 0.9, 0.81, 0.9**19])
+
+
+@pytest.mark.parametrize(
+    "setting",
+    ["schedule=fine_tuning", "training.learning_rate.name=plateau", "training.weight_averaging.patience=1"],
+)
+def test_a_validation_split_that_is_switched_off_validates_nothing(setting):
+    """Runs ended in an IndexError after a phase, or the rate never fell, without a word."""
+    words = ["dataset=sick", "model=bert_tiny", "scale=smoke", setting]
+    configure(*words)
+    with pytest.raises(SettingError, match=r"dataset.validation=0.0: .*omit it"):
+        configure(*words, "dataset.validation=0")

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import json
 from itertools import groupby
 
 import pytest
+import torch
 
 from bitcycle.precision import Precision
 from bitcycle.schedule import PlateauIndicator, schedule
@@ -84,6 +86,31 @@ def test_the_sign_of_a_loss_does_not_matter_and_zeros_are_flat():
         for sign in (1, -1):
             indicator = PlateauIndicator(0.05, 0.3)
             assert [indicator.update(sign * loss) for loss in losses][-1] is turns
+
+
+@pytest.mark.parametrize(("steps", "reached"), [(50, 1), (51, 2), (100, 2), (150, 3), (151, 0)])
+def test_a_run_that_is_too_short_for_the_stages_says_so(steps, reached):
+    """PFQ stayed at its first bits and reported their cost, without a word."""
+    text = schedule("pfq", total_steps=steps, steps_per_epoch=10).shortfall
+    assert text == "" if not reached else f"reaches at most {reached} of its 4 stages in {steps} steps" in text
+    flat = schedule("pfq", total_steps=steps, steps_per_epoch=10)
+    stages = []
+    for step in range(steps):
+        stages.append(flat(step))
+        if (step + 1) % flat.observation_steps == 0:
+            flat.observe(1.0, 0.5)
+    assert len(set(stages)) == (reached or 4)
+
+
+def test_what_is_observed_is_a_number_whatever_becomes_of_its_tensor():
+    """All losses in a reused buffer were the same tensor, hence flat; those with a graph could not be saved."""
+    buffer, bound = torch.ones((), requires_grad=True), schedule("pfq", total_steps=100, steps_per_epoch=1)
+    loss = buffer.detach()
+    for epoch in range(6):
+        loss.fill_(0.8**epoch)
+        bound.observe(buffer * 1, torch.tensor(0.5))
+    assert bound.stage == 0 and json.dumps(bound.state_dict())
+    assert bound.indicator.recent == pytest.approx([0.8**epoch for epoch in range(6)][-len(bound.indicator.recent) :])
 
 
 def test_state_goes_on_where_it_was():

@@ -100,6 +100,11 @@ class DatasetOptions(Settings):
         maximum=0.9,
     )
 
+    @property
+    def validates(self) -> bool:
+        """Whether a run has validation data, of a split of its own or held out."""
+        return self.has_validation or bool(self.validation)
+
     def validate(self) -> None:
         if self.has_validation and self.validation:
             problem = f"{self.name} has a validation split"

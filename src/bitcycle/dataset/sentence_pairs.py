@@ -192,6 +192,11 @@ class SentencePairOptions(DatasetOptions):
     vocabulary: int = setting(8000, "token embeddings of the network: maximum size of the vocabulary", minimum=100)
     lowercase: bool = setting(False, "ignore case and accents, for a tokenizer that is trained or read from vocab.txt")
 
+    @property
+    def validates(self) -> bool:
+        """Whether the validation split is used; 0 switches it off."""
+        return self.validation != 0
+
     def table(self, data_root: Path, split: str) -> tuple[Any, object]:
         """A split with the columns premise, hypothesis and label, and its location. Raises DataError if it cannot be loaded."""
         raise NotImplementedError

@@ -270,14 +270,15 @@ class QuantizerOptions(Settings):
         """Check that this quantizer supports `bits` for tensors of `role`. Raises SettingError naming the quantizer, the bits
         it has and what to do."""
         offered = self.bits(role)
-        if bits in (0, FLOAT) or bits in offered:
+        if bits == FLOAT or bits in offered:
             return
         if not offered:
             problem = f"has no quantizer of {role}s, but {bits}-bit {role}s are requested"
             remedy = f"use a schedule with float {role}s (32 bits), or another quantizer"
             if role == "gradient":
                 options = "schedule.gradient=32 with schedule=static, schedule.gradient_min=32 with cyclic ones"
-                remedy = f"leave gradients float: {options}"
+                more = "schedule.gradient_stages=[32,32,32,32] with pfq"
+                remedy = f"leave gradients float ({options}, {more}), or use another quantizer, as sbm"
             raise SettingError("name", self.name, problem, remedy)
         words = bits_in_words(offered)
         problem = f"quantizes {role}s to {words} bit{'s' if offered[-1] > 1 else ''}, not to {bits}"

@@ -73,6 +73,11 @@ class RunLength:
         return self.steps_per_epoch
 
 
+def observed(value: Any) -> float:
+    """A loss or accuracy as a number: a tensor may be a buffer that its owner changes, or hold a graph."""
+    return float(value.detach() if hasattr(value, "detach") else value)
+
+
 @dataclass
 class ScheduleOptions(Settings):
     """Options common to all schedules. Subclasses add their own and define the precision of each step."""
@@ -99,7 +104,8 @@ class ScheduleOptions(Settings):
 
     def precision(self, step: int, length: RunLength) -> Precision:
         """Bits of `step`, counted from 0, in a run of `length`. A pure function."""
-        raise NotImplementedError
+        how = "`precision`, or, where it depends on training, `scheduled` and `precisions` of the schedule that `bind` returns"
+        raise NotImplementedError(f"{type(self).__name__} must define {how}")
 
     def changes(self, length: RunLength) -> Sequence[int]:
         """The steps at which the precision can change, ascending from 0 and at most `total_steps`; by default all."""
@@ -173,6 +179,11 @@ class Schedule:
     def summary(self) -> str:
         """Description of what is known in advance about a precision that is not `fixed`."""
         return f"starts at {'/'.join(map(str, self(0)))}, depends on training"
+
+    @property
+    def shortfall(self) -> str:
+        """What of the schedule its run is too short for, and the remedy; empty: nothing."""
+        return ""
 
     def __call__(self, step: int) -> Precision:
         step = operator.index(step)

@@ -8,7 +8,7 @@ from functools import cached_property
 from typing import Any, ClassVar, Optional
 
 from bitcycle.precision import Precision, effective
-from bitcycle.schedule.base import AUTO, RunLength, Schedule, ScheduleOptions, SearchSchedule
+from bitcycle.schedule.base import AUTO, RunLength, Schedule, ScheduleOptions, SearchSchedule, observed
 from bitcycle.settings import SettingError, Settings, setting
 
 logger = logging.getLogger(__name__)
@@ -169,8 +169,8 @@ class RangeTestSchedule(SearchSchedule):
     def observe(self, loss: float, accuracy: float) -> None:
         state, (observations, window) = self.indicator, (each // self.observation_steps for each in self.lengths)
         state.should_reset = False
-        state.accuracies.append(accuracy)
-        state.diverged |= not math.isfinite(loss)
+        state.accuracies.append(observed(accuracy))
+        state.diverged |= not math.isfinite(observed(loss))
         if len(state.accuracies) < observations:
             return
         reached = sum(state.accuracies[-window:]) / window

@@ -8,7 +8,7 @@ from itertools import pairwise
 from typing import Any, ClassVar, Optional
 
 from bitcycle.precision import Precision, effective
-from bitcycle.schedule.base import FeedbackSchedule, RunLength, ScheduleOptions
+from bitcycle.schedule.base import FeedbackSchedule, RunLength, ScheduleOptions, observed
 from bitcycle.settings import SettingError, setting
 
 SCALE_EPOCHS = 10
@@ -204,9 +204,21 @@ class LossPlateauSchedule(FeedbackSchedule):
     def observation_steps(self) -> int:
         return self.options.epoch_length(self.length)
 
+    @property
+    def shortfall(self) -> str:
+        """A stage lasts at least `window` epochs, and the last observations of a run change nothing."""
+        shortest = self.options.window * self.observation_steps
+        reached, stages = 1 + (self.steps - 1) // shortest, self.last_stage + 1
+        if reached >= stages:
+            return ""
+        return (
+            f"schedule={self.name} reaches at most {reached} of its {stages} stages in {self.steps} steps, as each lasts at least"
+            f" window={self.options.window} epochs of {self.observation_steps} steps: train longer, or set schedule.epoch_steps"
+        )
+
     def observe(self, loss: float, accuracy: float) -> None:
         if self.stage < self.last_stage:
-            self.indicator.update(loss)
+            self.indicator.update(observed(loss))
         else:
             self.indicator.epochs += 1  # by which a controller sees that losses arrive
 

@@ -109,8 +109,7 @@ def load_run(path: str | Path, data_root: str | None = None, phase: int | None =
     model = plan.build_model()
     if phase is None:
         state = folder.checkpoint.load()
-        assert state is not None, "a finished run has a checkpoint"
-        if state["step"] != summary["total_steps"]:
+        if state is None or state["step"] != summary["total_steps"]:
             problem = f"the last checkpoint in {folder.checkpoint.folder} is damaged or missing"
             raise RunError(f"{problem}. Remedy: restore last.pt, or move the folder away and run its command again.")
         model.load_state_dict(state["model"])

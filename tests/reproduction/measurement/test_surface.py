@@ -45,6 +45,9 @@ def test_weights_of_the_checkpoint_before_the_last_are_refused(trained, tmp_path
     folder.checkpoint.last.write_bytes(b"damaged, and longer than its checksum")
     with pytest.raises(RunError, match=r"last checkpoint in .* is damaged"):
         load_run(folder.path)
+    shutil.rmtree(folder.checkpoint.folder)
+    with pytest.raises(RunError, match=r"last checkpoint in .* is damaged or missing"):
+        load_run(folder.path)
 
 
 # Directions
@@ -135,6 +138,18 @@ def test_an_interrupted_surface_is_the_undisturbed_one(trained, monkeypatch, tmp
     assert seen == [2, 3, 4]
     assert cut.path.read_bytes() == whole.path.read_bytes()
     assert len(whole.run().rows) == 25
+
+
+def test_a_result_that_cannot_be_written_is_one_line(trained, tmp_path, monkeypatch):
+    """A traceback, after which the other analyses of a sweep did not begin."""
+    shutil.copytree(trained.folder.path, tmp_path / "seed=0", ignore=shutil.ignore_patterns("analyses"))
+
+    def fail(*_: object) -> None:
+        raise OSError(30, "Read-only file system")
+
+    monkeypatch.setattr("bitcycle.reproduction.measurement.job.write_result", fail)
+    with pytest.raises(RunError, match="Read-only file system. Remedy: free space"):
+        Job(Surface(points=3, samples=20), (TrainedNetwork(RunFolder(tmp_path / "seed=0")),)).run()
 
 
 def interrupt():

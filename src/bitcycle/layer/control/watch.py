@@ -160,7 +160,7 @@ def name_functions(model: nn.Module, workload: Workload) -> None:
     for operation in workload.operations:
         module = modules.get(operation.module)
         is_layer = isinstance(module, PRODUCT_LAYERS) or (module is not None and counterpart(module) is not None)
-        if operation.is_float and not is_layer and operation.kind not in ("aggregation", "unknown"):
+        if operation.is_float and operation.macs and not is_layer and operation.kind not in ("aggregation", "unknown"):
             found[operation.module] += operation.macs
     share = sum(found.values()) / max(workload.macs, 1)
     if share > NOTICED_SHARE and any(isinstance(module, QuantizedProduct) for module in modules.values()):

@@ -128,7 +128,7 @@ class Choices:
     def _bit_operations(self, block: Block, precision: Precision | None, workload: Workload) -> int:
         if precision is None:
             skipped = _within(workload, block.shortcut) if block.shortcut else []
-            return sum(operation.macs * _bits(FLOAT_PRECISION) for operation in skipped)
+            return sum(o.macs * _bits(o.precision(FLOAT_PRECISION)) for o in skipped)
         return sum(o.macs * _bits(o.precision(precision)) for o in _within(workload, block.module))
 
 

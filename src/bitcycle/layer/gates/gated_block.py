@@ -244,8 +244,15 @@ def _block(model: nn.Module, name: str) -> nn.Module:
     known: dict[str, nn.Module] = dict(model.named_modules())
     if name not in known:
         raise SettingError("block_names", name, "is not a module of the network", "list the names of its blocks")
-    if not any(isinstance(module, QuantizedLayer) for module in known[name].modules()):
-        raise SettingError("block_names", name, "has no quantized layer to choose bits for", "leave fewer layers float")
+    if not modules_of(known[name], nn.Conv2d):
+        problem, remedy = "has no nn.Conv2d, and the gates read images", "list blocks with one, or use schedule=pfq"
+        raise SettingError("block_names", name, problem, remedy)
+    if all(layer.precision.fixed for layer in modules_of(known[name], QuantizedLayer)):
+        problem, remedy = (
+            "has no quantized layer to choose bits for",
+            "leave fewer layers float, or at bits of their own",
+        )
+        raise SettingError("block_names", name, problem, f"{remedy} (layer_bits, depthwise_bits)")
     return known[name]
 
 

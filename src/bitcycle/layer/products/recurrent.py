@@ -163,7 +163,8 @@ class QuantizedRecurrent(Quantized, nn.RNNBase):
         if isinstance(x, PackedSequence):
             raise TypeError(
                 "quantized recurrent layers take padded tensors, not a PackedSequence: call pad_packed_sequence on it, "
-                "and exclude positions beyond each sequence's length from the loss"
+                "and exclude positions beyond each sequence's length from the loss; last states, and the reverse direction, "
+                "differ from those of a packed sequence: where these matter, list the layer in float_layers"
             )
         if unbatched := x.dim() == 2:
             x = x.unsqueeze(0 if self.batch_first else 1)

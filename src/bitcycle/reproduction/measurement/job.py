@@ -17,6 +17,7 @@ from rich.console import Console
 from rich.progress import track
 
 from bitcycle.door import parser_of
+from bitcycle.errors import RunError
 from bitcycle.guard import guarded
 from bitcycle.reproduction.measurement.artifacts import IDENTITY, Result, Row, read_result, write_result
 from bitcycle.settings import Settings, default_of, read_words
@@ -113,7 +114,11 @@ class Job:
         for unit in track(range(done, units), self.analysis.kind, disable=not console.is_terminal, **bar):
             rows += analysis.rows(unit)
             header = {**header, "done": unit + 1}
-            write_result(path, Result(header, rows))
+            try:
+                write_result(path, Result(header, rows))
+            except OSError as error:
+                remedy = "free space, or make the folder writable; what is written so far is kept"
+                raise RunError(f"{path}: cannot be written: {error.strerror}. Remedy: {remedy}.") from error
         return read_result(path)
 
 

@@ -148,7 +148,7 @@ def test_a_result_that_cannot_be_written_is_one_line(trained, tmp_path, monkeypa
         raise OSError(30, "Read-only file system")
 
     monkeypatch.setattr("bitcycle.reproduction.measurement.job.write_result", fail)
-    with pytest.raises(RunError, match="Read-only file system. Remedy: free space"):
+    with pytest.raises(RunError, match=r"Read-only file system\. Remedy: free space"):
         Job(Surface(points=3, samples=20), (TrainedNetwork(RunFolder(tmp_path / "seed=0")),)).run()
 
 

@@ -248,11 +248,8 @@ def _block(model: nn.Module, name: str) -> nn.Module:
         problem, remedy = "has no nn.Conv2d, and the gates read images", "list blocks with one, or use schedule=pfq"
         raise SettingError("block_names", name, problem, remedy)
     if all(layer.precision.fixed for layer in modules_of(known[name], QuantizedLayer)):
-        problem, remedy = (
-            "has no quantized layer to choose bits for",
-            "leave fewer layers float, or at bits of their own",
-        )
-        raise SettingError("block_names", name, problem, f"{remedy} (layer_bits, depthwise_bits)")
+        remedy = "leave fewer layers float, or fix the bits of fewer (layer_bits, depthwise_bits)"
+        raise SettingError("block_names", name, "has no quantized layer to choose bits for", remedy)
     return known[name]
 
 

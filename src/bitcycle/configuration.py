@@ -78,7 +78,7 @@ class RunConfig(Settings):
         if self.dataset.validates or not (schedule.chooses or by_plateau or by_patience):
             return
         if share == 0:
-            hold_out = f"hold out validation data, as dataset.validation={VALIDATION_SHARE:g}"
+            hold_out = f"set dataset.validation={VALIDATION_SHARE:g} to hold out validation data"
             have = "omit it" if self.dataset.has_validation else hold_out
             problem = f"schedule={schedule.name} chooses starting weights by validation"
             remedy = f"{have}, or set all of schedule.start_from to previous"

@@ -34,9 +34,9 @@ def style_of(method: str) -> Style:
     """The style of a method, also with its bits.
 
     >>> style_of("CPT 3-8 bits")
-    Style(label='CPT 3-8 bits', colour='#0072b2', marker='o', edge=None)
+    Style(label='CPT 3-8 bits', colour='#0072b2', marker='o', edge=None, size=5.5)
     >>> style_of("other")
-    Style(label='other', colour='0.5', marker='o', edge=None)
+    Style(label='other', colour='0.5', marker='o', edge=None, size=5.5)
     """
     return Style(
         method, *next((style for name, style in STYLES["methods"].items() if f"{method} ".startswith(f"{name} ")), ())

@@ -433,3 +433,12 @@ def test_without_quantizer_there_is_nothing_to_find(command):
     assert (code, "choose a quantizer" in err) == (2, True)
     code, out, _ = command("schedule=CR", "schedule.q_min=auto", "quantizer=none", "dry_run=json", "dataset=digits")
     assert code == 0 and json.loads(out)["precision"] == [[32, 32, 32, 4000]]
+
+
+def test_what_is_observed_is_a_number_whatever_becomes_of_its_tensor():
+    """A reused buffer changed the accuracies that were observed before, and a state with tensors cannot be saved."""
+    bound, buffer = schedule("range_test", total_steps=1000, steps_per_epoch=10), torch.zeros(())
+    for accuracy in (0.25, 0.5):
+        bound.observe(torch.tensor(1.0, requires_grad=True), buffer.fill_(accuracy))
+    assert bound.indicator.accuracies == [0.25, 0.5]
+    assert json.dumps(bound.state_dict())

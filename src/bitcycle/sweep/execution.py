@@ -88,7 +88,7 @@ def report(
     title = (f"{title}: " if title else "") + count_states([state for _, state in states])
     if dry_run == "json":
         plans = plans_of(runs) if plans is None else plans
-        print(json.dumps([_facts(run, state, plans[_settings_of(run)]) for run, state in states]))
+        print(json.dumps([_facts(run, state, plans[_plan_key(run)]) for run, state in states]))
     elif dry_run == "true":
         console(200).print(sweep_table(runs, title, plans))
     print(title, file=sys.stderr)
@@ -122,7 +122,7 @@ def plans_of(runs: Sequence[SweepRun]) -> dict[str, Planned]:
     """The plan of each distinct run, without its seed: by its hash, as settings may depend on the seed."""
     plans: dict[str, Planned] = {}
     for run in track(runs, "planning", console=Console(stderr=True), transient=True):
-        key = _settings_of(run)
+        key = _plan_key(run)
         plans[key] = plans.get(key) or _planned(run)
     return plans
 
@@ -134,7 +134,7 @@ def sweep_table(runs: Sequence[SweepRun], title: str, plans: Mapping[str, Planne
     shown = [key for key in keys if len({run.overrides.get(key) for run in runs}) > 1]
     table = Table("#", *shown, "state", "steps", "GBitOps", "of static", title=title)
     for number, run in enumerate(runs, 1):
-        plan = plans[_settings_of(run)]
+        plan = plans[_plan_key(run)]
         settings = (run.overrides.get(name, "") for name in shown)
         steps, *cost = plan.cells()
         table.add_row(str(number), *settings, run.state, steps, *cost)
@@ -146,7 +146,7 @@ def _facts(run: SweepRun, state: str, plan: Planned) -> dict[str, Any]:
     return {"overrides": run.overrides, "state": state, "run_dir": run.path, "problem": problem, **plan.facts()}
 
 
-def _settings_of(run: SweepRun) -> str:
+def _plan_key(run: SweepRun) -> str:
     return run.key[1] if run.path else str(run.overrides)
 
 

@@ -88,11 +88,45 @@ class WithFunction(Attention):
         return attend(q, k, v)
 
 
+class WithMethods(Attention):
+    """Weights and their product with values in methods of their own."""
+
+    def weights(self, q, k):
+        return (q @ k.transpose(-2, -1)).softmax(-1)
+
+    def mixture(self, weights, v):
+        return weights @ v
+
+    def mixed(self, q, k, v):
+        return self.mixture(self.weights(q, k), v)
+
+
+class WithSpecial(Attention):
+    def mixed(self, q, k, v):
+        return torch.special.softmax(q @ k.transpose(-2, -1), -1) @ v
+
+
+class Masked(nn.Module):
+    def forward(self, scores):
+        return F.softmax(scores.masked_fill(torch.zeros_like(scores, dtype=torch.bool), -torch.inf), -1)
+
+
+class WithSoftmax(Attention):
+    """With a module of its own for a masked softmax."""
+
+    def __init__(self, *sizes):
+        super().__init__(*sizes)
+        self.normalized, self.dropout = Masked(), nn.Dropout(0)
+
+    def mixed(self, q, k, v):
+        return self.dropout(self.normalized(q @ k.transpose(-2, -1))) @ v
+
+
 def attend(q, k, v):
     return q.matmul(k.transpose(-2, -1)).softmax(-1).matmul(v)
 
 
-KINDS = (WithOperator, WithMatmul, WithEinsum, WithFunction, WithBmm, WithSum)
+KINDS = (WithOperator, WithMatmul, WithEinsum, WithFunction, WithBmm, WithSum, WithMethods, WithSpecial, WithSoftmax)
 
 
 def network(kind, container=nn.Sequential, **options):
@@ -101,8 +135,8 @@ def network(kind, container=nn.Sequential, **options):
     return bitcycle.quantize_model(container(*layers), **{"sample": torch.zeros(2, 5, 4), **options})
 
 
-def trained(model, x, bits):
-    control = bitcycle.PrecisionController(model, bitcycle.schedule("static", q_max=bits, total_steps=2))
+def trained(model, x, bits, **precision):
+    control = bitcycle.PrecisionController(model, bitcycle.schedule("static", q_max=bits, total_steps=2, **precision))
     for step in range(2):
         control.step(step)
         y = model(x)
@@ -169,7 +203,7 @@ def test_a_hook_of_subclasses_does_not_see_the_classes_of_conversion():
     assert isinstance(model[1], WithKey) and Registered.known == {"own": WithKey}
 
 
-@pytest.mark.parametrize("kind", [WithOperator, WithEinsum, WithGenerator, WithBreak])
+@pytest.mark.parametrize("kind", [WithOperator, WithEinsum, WithGenerator, WithBreak, WithSoftmax])
 def test_a_compiled_model_computes_the_same(kind):
     torch._dynamo.reset()
     model, x = network(kind).eval(), torch.randn(2, 5, 4)
@@ -191,6 +225,32 @@ def test_checkpointing_changes_no_number(use_reentrant, monkeypatch):
     x = torch.randn(2, 5, 4)
     found, _ = trained(network(WithOperator, container=Recomputed), x, 4)
     torch.testing.assert_close(found, trained(network(WithOperator), x, 4)[0])
+
+
+class Twice(Attention):
+    """Two attentions in one method, whose scores are both computed first, as in differential transformers."""
+
+    def forward(self, x):
+        q, k, v = self.parts(x)
+        first, second = ((part @ k.transpose(-2, -1)).softmax(-1) for part in (q, -q))
+        return self.out((first @ v - 0.5 * second @ v).transpose(1, 2).flatten(2))
+
+
+class TwiceWithModules(WithModules):
+    def forward(self, x):
+        q, k, v = self.parts(x)
+        first, second = (self.score_product(part, k.transpose(-2, -1)).softmax(-1) for part in (q, -q))
+        mixed = self.value_product(first, v) - self.value_product(0.5 * second, v)
+        return self.out(mixed.transpose(1, 2).flatten(2))
+
+
+@pytest.mark.parametrize(("kind", "modules"), [(Twice, TwiceWithModules), (WithSoftmax, WithModules)])
+@pytest.mark.parametrize("options", [{"layer_bits": {"*.value_product": 2}}, {"quantizer": "uniform_l2"}])
+def test_a_product_with_weights_is_known_by_its_operand(kind, modules, options):
+    """That of the second scores had the bits and steps of a product with weights, as a softmax came before it."""
+    x = torch.randn(2, 5, 4)
+    found, _ = trained(network(kind, **options), x, 8, gradient=32)
+    torch.testing.assert_close(found, trained(network(modules, **options), x, 8, gradient=32)[0])
 
 
 def test_one_of_the_products_can_stay_float():

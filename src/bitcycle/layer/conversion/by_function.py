@@ -74,7 +74,7 @@ def redirect_functions(model: nn.Module) -> None:
             layer.is_read = True
     for part in {part for module in own for part in module.modules()}:
         if part in own or _names_attention(part):
-            vars(part)[_ATTENDS] = by_matmul.attends(part, _names(part))
+            vars(part)[_ATTENDS] = _multiplies(part)
             part.__class__ = _redirecting(type(part))  # type: ignore[arg-type]
 
 
@@ -84,8 +84,13 @@ def _reads(module: nn.Module) -> bool:
 
 
 def _names_attention(module: nn.Module) -> bool:
-    names = _names(module)
-    return ATTENTION in names or by_matmul.attends(module, names)
+    return ATTENTION in _names(module) or _multiplies(module)
+
+
+def _multiplies(module: nn.Module) -> bool:
+    """Whether a module computes attention by products of its own."""
+    has_softmax = any(by_matmul.is_softmax(child, _names(child)) for child in module.children())
+    return by_matmul.attends(_names(module), has_softmax)
 
 
 def _attends(module: nn.Module) -> bool:
@@ -251,7 +256,7 @@ class _Redirection(TorchFunctionMode):
         ]  # kept, as a pruned layer replaces it, and others would get its id
         self.layers = {id(weight): layer for weight, layer in zip(self.weights, layers)}
         self.padded: list[tuple[Tensor, Tensor, Sequence[int]]] = []
-        self.multiplies, self.is_weighted = getattr(owner, _ATTENDS, False), False
+        self.multiplies = getattr(owner, _ATTENDS, False)
 
     def __torch_function__(
         self, func: Callable[..., Any], types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
@@ -268,27 +273,29 @@ class _Redirection(TorchFunctionMode):
             return self._pad(*args, **keywords)
         if self.multiplies and func in by_matmul.PRODUCTS and self._is_own():
             return self._matrix_product(func, args, keywords)
-        if self.multiplies and func in by_matmul.SOFTMAX and self._is_own():
-            self.is_weighted = True
-        return func(*args, **keywords)
+        y = func(*args, **keywords)
+        if self.multiplies:
+            by_matmul.follow_weights(func, (*args, *keywords.values()), y)
+        return y
 
     def _is_own(self) -> bool:
-        """Whether a method of the owner calls the function that is handled, and no module within it but an nn.Softmax."""
+        """Whether a method of the owner calls the function that is handled, and no module within it."""
         frame: FrameType | None = None if torch.compiler.is_compiling() else sys._getframe(2)
         while frame is not None:
             if frame.f_code is _REDIRECTED:
                 return frame.f_locals["self"] is self.owner
-            if frame.f_code is _MODULE_CALL and not isinstance(frame.f_locals["self"], nn.Softmax):
+            if frame.f_code is _MODULE_CALL:
                 return False
             frame = frame.f_back
         return True
 
     def _matrix_product(self, function: Any, arguments: tuple[Any, ...], keywords: dict[str, Any]) -> Any:
-        """A product of attention by the quantized one of the owner: before its softmax, or after it."""
+        """A product of attention by the quantized one of the owner: that of scores, or that with their softmax."""
         found = by_matmul.operands_of(function, arguments, keywords)
         if found is None:
             return function(*arguments, **keywords)
-        product = getattr(self.owner, ATTENTION_PRODUCTS[self.is_weighted], None)
+        is_weighted = by_matmul.are_weights((*arguments, *keywords.values()))
+        product = getattr(self.owner, ATTENTION_PRODUCTS[is_weighted], None)
         if product is None:  # left float; under a name that is not redirected by a module around it
             return found.plain()
         self._refuse_checkpoint()

@@ -1,10 +1,11 @@
 """Attention that a module computes by its own products of two activations, by matmul, bmm, baddbmm, `@` or einsum.
 
-    P = softmax(s q k^T),  y = P v           products before the softmax as `score_product`, those after it as `value_product`
+    P = softmax(s q k^T),  y = P v           products with what a softmax gave as `value_product`, others as `score_product`
 
-A class is taken for one that attends if it names softmax, or holds an nn.Softmax, and names a product or has the operator `@`. Of
-its products, those count whose operands are two activations of three dimensions or more; weights and their views do not, nor do
-products with other arguments (`out`, einsum of three). Whether a product comes before or after the softmax is found in each call.
+A class is taken for one that attends if it names softmax, or holds a module for it (nn.Softmax, or one without parameters that
+names it), and names a product or has the operator `@`. Of its products, those count whose operands are two activations of three
+dimensions or more; weights and their views do not, nor do products with other arguments (`out`, einsum of three). What a softmax
+gave is followed in each call through all functions but products.
 """
 
 import dis
@@ -16,7 +17,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-SOFTMAX = (F.softmax, torch.softmax, Tensor.softmax)
+SOFTMAX = (F.softmax, torch.softmax, Tensor.softmax, torch.special.softmax)
+_WEIGHTS = "_is_attention_weights"
+"""Attribute of a tensor that a softmax gave, and of those computed from it."""
 
 
 class Product(NamedTuple):
@@ -68,10 +71,28 @@ def has_operator(code: CodeType) -> bool:
     return _OPERATOR in _instructions(code)
 
 
-def attends(module: nn.Module, names: frozenset[str]) -> bool:
-    """Whether a module of a class with these names computes attention by products of its own."""
-    has_softmax = "softmax" in names or any(isinstance(child, nn.Softmax) for child in module.children())
-    return has_softmax and bool(names & _NAMES) and _REGISTRY not in names
+def attends(names: frozenset[str], has_softmax: bool) -> bool:
+    """Whether a module of a class with these names, or one that has a module for the softmax, attends by products of its own."""
+    return (has_softmax or "softmax" in names) and bool(names & _NAMES) and _REGISTRY not in names
+
+
+def is_softmax(module: nn.Module, names: frozenset[str]) -> bool:
+    """Whether a module of a class with these names, which attention may contain, is a softmax, as one with a mask."""
+    own = "softmax" in names and not names & _NAMES and next(module.parameters(), None) is None
+    return isinstance(module, nn.Softmax) or own
+
+
+def follow_weights(function: Any, arguments: Sequence[Any], y: Any) -> None:
+    """Mark the result of a function of attention as weights if it is a softmax, or no product and computed from weights."""
+    if function in SOFTMAX or (function not in PRODUCTS and are_weights(arguments)):
+        for part in y if isinstance(y, (tuple, list)) else (y,):
+            if isinstance(part, Tensor):
+                setattr(part, _WEIGHTS, True)
+
+
+def are_weights(arguments: Sequence[Any]) -> bool:
+    """Whether one of the arguments of a function is marked as weights."""
+    return any(isinstance(x, Tensor) and hasattr(x, _WEIGHTS) for x in arguments)
 
 
 def operands_of(function: Any, arguments: Sequence[Any], keywords: Mapping[str, Any]) -> Operands | None:

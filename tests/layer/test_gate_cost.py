@@ -360,10 +360,32 @@ def test_networks_without_blocks_or_with_wrong_ones_are_refused():
         bitcycle.quantize_model(model, float_layers=["stem", "first.*"], schedule=schedule)
     with pytest.raises(SettingError, match=r"no quantized layer to choose bits for.*layer_bits"):
         bitcycle.quantize_model(Own(), layer_bits={"first*": 4}, schedule=schedule)
+    model = Own()
+    model.block_names = ("first", "first")
+    with pytest.raises(SettingError, match="block_names=first: is listed twice"):
+        bitcycle.quantize_model(model, schedule=schedule)
     model = nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 4))
     model.block_names = ("0", "1")
     with pytest.raises(SettingError, match=r"has no nn.Conv2d, and the gates read images.*schedule=pfq"):
         bitcycle.quantize_model(model, float_layers=[], schedule=schedule)
+
+
+class Twice(Own):
+    def forward(self, x):
+        h = self.second(self.first(F.relu(self.stem(x))))
+        return self.head(self.second(h[:, :8]).mean((2, 3)))
+
+
+@pytest.mark.parametrize(("kind", "names"), [(Own, ("second", "first")), (Twice, ("first", "second"))])
+def test_blocks_that_do_not_run_in_the_order_of_their_names_are_refused(kind, names):
+    """The second step failed in a freed graph, with a message of PyTorch's."""
+    model = kind()
+    model.block_names = names
+    schedule = bitcycle.schedule("dfq", total_steps=2)
+    model = bitcycle.quantize_model(model, schedule=schedule)
+    bitcycle.PrecisionController(model, schedule).step(0)
+    with pytest.raises(SettingError, match=r"block_names=\w+: runs before those named before it, or twice"):
+        model(images(4))
 
 
 def test_a_shortcut_with_bits_of_its_own_is_cheaper_to_skip_to():

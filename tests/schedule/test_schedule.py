@@ -392,3 +392,13 @@ def test_an_own_schedule_may_return_three_numbers():
     for wrong in (None, 4, (4, 8), (4.0, 4, 8)):
         with pytest.raises(SettingError, match=r"precision=.*: is not a precision. Remedy: use three numbers"):
             Own(bits=wrong).bind(10)(0)
+
+
+@pytest.mark.parametrize("name", ["pfq", "range_test", "dfq"])
+def test_a_course_that_depends_on_training_is_not_known_in_advance(name):
+    """It was a NotImplementedError with a text for schedules of one's own."""
+    bound = bitcycle.schedule(name, total_steps=100, steps_per_epoch=10)
+    with pytest.raises(
+        SettingError, match=rf"schedule={name}: has no course that is known in advance: it \w+ on .*min_cost"
+    ):
+        bound.run_lengths

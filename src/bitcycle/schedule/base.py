@@ -199,7 +199,12 @@ class Schedule:
 
     @cached_property
     def run_lengths(self) -> list[tuple[Precision, int]]:
-        """The run-length encoded precision of all steps: [(precision, steps), ...]."""
+        """The run-length encoded precision of all steps: [(precision, steps), ...]. Raises SettingError if it is not `fixed`."""
+        if not self.fixed:
+            remedy = "use `precisions`, or `min_cost` and `max_cost`, which it lies between"
+            raise SettingError(
+                "schedule", self.name, f"has no course that is known in advance: it {self.follows}", remedy
+            )
         course = self.options.course(self.length)
         return joined((effective(read_precision(precision)), steps) for precision, steps in course)
 

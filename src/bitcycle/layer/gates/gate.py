@@ -32,6 +32,7 @@ from bitcycle.layer.twin import modules_of
 from bitcycle.precision import FLOAT, Precision
 from bitcycle.quantizer.autograd import straight_through
 from bitcycle.randomness import int32_key
+from bitcycle.settings import SettingError
 
 Memory = tuple[Tensor, Tensor]
 
@@ -62,6 +63,7 @@ class Gates(nn.Module):
     _memory: Memory | None
     _cost: Tensor | None
     _samples: int
+    _last: int
 
     def __init__(self, choices: Choices, channels: list[int]) -> None:
         super().__init__()
@@ -85,16 +87,23 @@ class Gates(nn.Module):
         self._keep("option_costs", torch.zeros(blocks, options))
         self._keep("target", torch.full((), 100.0))
         self.reference, self.active, self.counting, self.tracing = 1.0, True, True, False
+        self._last = 0
         self._begin()
 
     def _keep(self, name: str, value: Tensor) -> None:
         self.register_buffer(name, value, persistent=False)
 
     def choose(self, index: int, x: Tensor) -> Tensor:
-        """The choice of block `index` for its input x: [N, K], one 1 in each row, straight-through to the gate."""
+        """The choice of block `index` for its input x: [N, K], one 1 in each row, straight-through to the gate. Raises
+        SettingError if the blocks do not run in the order of their names."""
         embedded = self.embeddings[index](x)
         if index == 0:
             self._begin()
+        elif self._memory is None or index <= self._last:
+            problem = "runs before those named before it, or twice in one forward pass"
+            remedy = "name the blocks in the order in which the network runs them, and leave out those that run twice"
+            raise SettingError("block_names", self.choices.blocks[index].name, problem, remedy)
+        self._last = index
         self._memory = self.cells[0](embedded, self._memory)
         logits = self.projections[0](self._memory[0]).masked_fill(~self.available[index], -torch.inf)
         mask: Tensor = straight_through(_one_hot, logits.softmax(1))

@@ -74,6 +74,7 @@ class GatedBlock(nn.Module):
             gates.choose(self.index, x)
         if gates.tracing or not gates.active:
             return self.block(x)
+        self._refuse_recomputation()
         mask = gates.choose(self.index, x)
         if self.replay is not None and self.training and torch.is_grad_enabled():
             return self._replayed(x, mask, self.replay)
@@ -218,7 +219,7 @@ def _samples_are_independent(block: nn.Module) -> bool:
 
 def gate_blocks(model: nn.Module, options: Dfq, seed: int = 0) -> nn.Module:
     """Wrap the blocks that `model.block_names` lists, in the order of execution, and add their gates as `model.gates`. Raises
-    SettingError if a name is not a module, or a block has no quantized layer.
+    SettingError if a name is not a module or is listed twice, or a block has no quantized layer.
 
     Args:
         model: converted by `quantize_model`; changed in place.
@@ -226,6 +227,8 @@ def gate_blocks(model: nn.Module, options: Dfq, seed: int = 0) -> nn.Module:
         seed: of the gates' initial weights.
     """
     names: tuple[str, ...] = tuple(model.block_names)  # type: ignore[arg-type]
+    for name in (name for name in names if names.count(name) > 1):
+        raise SettingError("block_names", name, "is listed twice", "list each block once")
     modules = [_block(model, name) for name in names]
     blocks = tuple(_description(name, module) for name, module in zip(names, modules))
     with torch.random.fork_rng(devices=[]):

@@ -535,3 +535,10 @@ def test_whole_numbers_of_numpy_are_bits():
     assert model.precision.precision == Precision(3, 3, 8) and type(model.precision.precision.weight) is int
     with pytest.raises(SettingError, match=r"q_min=3.0: has the wrong type"):
         bitcycle.schedule("CR", q_min=numpy.float64(3), total_steps=8)
+
+
+def test_a_parametrization_is_no_layer_of_the_report():
+    """It had a row of its own, float at 0 %, below that of its layer."""
+    model = bitcycle.quantize_model(nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 2)), float_layers=[])
+    nn.utils.parametrizations.weight_norm(model[0])
+    assert [row.name for row in bitcycle.conversion_report(model, torch.zeros(2, 4)).rows] == ["0", "1"]

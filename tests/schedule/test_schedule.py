@@ -401,4 +401,4 @@ def test_a_course_that_depends_on_training_is_not_known_in_advance(name):
     with pytest.raises(
         SettingError, match=rf"schedule={name}: has no course that is known in advance: it \w+ on .*min_cost"
     ):
-        bound.run_lengths
+        _ = bound.run_lengths

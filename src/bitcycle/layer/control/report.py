@@ -7,6 +7,7 @@ from typing import Any
 
 from torch import Tensor, nn
 from torch.nn.modules.linear import NonDynamicallyQuantizableLinear
+from torch.nn.utils.parametrize import ParametrizationList
 
 from bitcycle.hardware import trace
 from bitcycle.layer.conversion.plan import LayerRule, convertible_layers
@@ -16,6 +17,7 @@ from bitcycle.layer.products.quantized_product import QuantizedProduct
 
 NOT_CONVERTED = "not converted yet"
 OF_GATES = "a part of the gates"
+_PARTS_OF_LAYERS = NonDynamicallyQuantizableLinear, ParametrizationList
 NOT_CALLED = "not called with this input; a function that reads its weights computes in float"
 
 
@@ -148,11 +150,11 @@ def _macs(model: nn.Module, inputs: tuple[Any, ...], keywords: Mapping[str, Any]
 
 def _others(model: nn.Module) -> list[str]:
     """Modules that have a weight matrix but are neither quantized nor convertible; the attention that reads the weight of its
-    output layer itself stands for that."""
+    output layer itself stands for that, and a layer for the parametrization of its weight."""
     return [
         name
         for name, module in model.named_modules()
-        if not isinstance(module, QuantizedProduct | nn.Embedding | nn.EmbeddingBag | NonDynamicallyQuantizableLinear)
+        if not isinstance(module, (QuantizedProduct, nn.Embedding, nn.EmbeddingBag, *_PARTS_OF_LAYERS))
         and not hasattr(module, "precision")
         and any(isinstance(p, Tensor) and p.dim() > 1 for p in module._parameters.values())
     ]

@@ -229,23 +229,28 @@ def test_an_empty_batch_passes(quantizer):
         found.sum().backward()
 
 
-@pytest.mark.parametrize("quantizer", ["sbm", "fp8"])
-def test_checkpointing_changes_no_number(quantizer):
-    """Observers and histories move once, and noise is that of one call. The recomputation of fp8 once had another scale."""
+@pytest.mark.parametrize("use_reentrant", [False, True])
+@pytest.mark.parametrize(
+    ("quantizer", "compute"), [("sbm", "simulate"), ("sbm", "codes"), ("fp8", "simulate"), ("dorefa", "simulate")]
+)
+def test_checkpointing_changes_no_number(quantizer, compute, use_reentrant):
+    """Observers and histories move once, and noise is that of one call. The recomputation of fp8 once had another scale, and
+    counted as a call, so that the noise of a second batch of a step was that of a third."""
     from torch.utils.checkpoint import checkpoint
 
     found = []
     for recomputes in (False, True):
         torch.manual_seed(0)
         layers = nn.Linear(6, 8), nn.ReLU(), nn.Linear(8, 8), nn.ReLU(), nn.Linear(8, 3)
-        model = bitcycle.quantize_model(nn.Sequential(*layers), quantizer, float_layers=[])
-        q_max = 4 if quantizer == "sbm" else 8
+        model = bitcycle.quantize_model(nn.Sequential(*layers), quantizer, float_layers=[], compute=compute)
+        q_max = 8 if quantizer == "fp8" else 4
         control = bitcycle.PrecisionController(model, bitcycle.schedule("static", q_max=q_max, total_steps=2))
         for step in range(2):
             control.step(step)
-            x = (1 + step) * torch.randn(5, 6)
-            y = checkpoint(model[:3], x, use_reentrant=False) if recomputes else model[:3](x)
-            model[3:](y).square().sum().backward()
+            for _ in range(3):
+                x = (1 + step) * torch.randn(5, 6, requires_grad=True)
+                y = checkpoint(model[:3], x, use_reentrant=use_reentrant) if recomputes else model[:3](x)
+                model[3:](y).square().sum().backward()
         found.append([*model.buffers(), *(parameter.grad for parameter in model.parameters())])
     assert all(map(torch.equal, *found))
 

@@ -70,6 +70,29 @@ def test_whole_models_compile_once_for_all_bits(order):
     assert len(bits) == 6
 
 
+@pytest.mark.parametrize("backend", ["eager", "aot_eager"])
+@pytest.mark.parametrize("quantizer", ["sbm", "mx"])
+def test_calls_of_one_step_have_their_own_noise_in_compiled_models(quantizer, backend):
+    """The backward pass computed the number of a call again from the count, which had changed by then."""
+    torch._dynamo.reset()
+
+    def gradients(compiles: bool) -> list[torch.Tensor]:
+        torch.manual_seed(0)
+        layers = nn.Linear(6, 8), nn.ReLU(), nn.Linear(8, 3)
+        model = bitcycle.quantize_model(nn.Sequential(*layers), quantizer, float_layers=[])
+        control = bitcycle.PrecisionController(model, bitcycle.schedule("static", q_max=6, total_steps=2))
+        call, found = torch.compile(model, backend=backend) if compiles else model, []
+        for step in range(2):
+            control.step(step)
+            for _ in range(3):
+                model.zero_grad()
+                call(torch.randn(5, 6)).square().sum().backward()
+                found += [parameter.grad.clone() for parameter in model.parameters()]
+        return found
+
+    assert all(map(torch.equal, gradients(False), gradients(True)))
+
+
 def test_export_in_evaluation_is_kept():
     model = bitcycle.quantize_model(nn.Sequential(nn.Linear(6, 8), nn.ReLU(), nn.Linear(8, 3)), float_layers=[])
     x = torch.randn(5, 6)

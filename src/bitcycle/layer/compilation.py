@@ -19,6 +19,24 @@ def not_compiled(function: Callable[P, R]) -> Callable[P, R]:
     return disabled
 
 
+@torch.library.custom_op("bitcycle::count_call", mutates_args=("count", "last"))
+def count_call(count: Tensor, last: Tensor, step: Tensor) -> Tensor:
+    """The number of earlier calls in a step, which it counts: `count` is that of step `last`.
+
+    An operator, as the compiler would compute the number again in the backward pass from the count, which has changed by then
+    (PyTorch 2.13).
+    """
+    number = torch.where(last == step, count, 0)
+    count.copy_(number + 1)
+    last.copy_(step)
+    return number
+
+
+@count_call.register_fake
+def _(count: Tensor, last: Tensor, step: Tensor) -> Tensor:
+    return torch.empty_like(count)
+
+
 def has_numbers(x: Tensor) -> bool:
     """Whether a tensor has values: not on the meta device, and not a fake tensor of the compiler or torch.export."""
     return not x.is_meta and not hasattr(x, "fake_mode")

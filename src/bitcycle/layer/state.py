@@ -108,6 +108,10 @@ class PrecisionState(HoldsTensors):
         self.calls[layer] = number + 1
         return number
 
+    def last_call(self, layer: int) -> int:
+        """The number of the last such call, for its recomputation."""
+        return max(self.calls.get(layer, 0) - 1, 0)
+
     def refuse_changes(self, y: Tensor, look: Callable[[Tensor], None]) -> Tensor:
         """y, whose gradient will be passed to `look`; RuntimeError in the backward pass if bits or noise have changed by then."""
         if y.requires_grad and not torch.compiler.is_compiling():

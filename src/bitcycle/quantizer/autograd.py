@@ -2,6 +2,7 @@
 
 import sys
 from collections.abc import Callable
+from types import FrameType
 from typing import Any
 
 import torch
@@ -86,8 +87,18 @@ def is_recomputation() -> bool:
 
 def is_computed_again() -> bool:
     """Whether reentrant activation checkpointing, whose forward pass has no gradients, will compute this code once more."""
-    frame = None if torch.compiler.is_compiling() else sys._getframe(1)
-    while frame is not None and frame.f_code is not CheckpointFunction.forward.__code__:
+    return not torch.compiler.is_compiling() and _runs_within(CheckpointFunction.forward)
+
+
+def is_repeated() -> bool:
+    """Whether this forward pass repeats one that had gradients, as in activation checkpointing that is not reentrant."""
+    return is_recomputation() and not _runs_within(CheckpointFunction.backward)
+
+
+def _runs_within(function: Any) -> bool:
+    """Whether a function is among the callers of this code."""
+    frame: FrameType | None = sys._getframe(2)
+    while frame is not None and frame.f_code is not function.__code__:
         frame = frame.f_back
     return frame is not None
 

@@ -11,11 +11,11 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from bitcycle.layer.compilation import refuse_tracing
+from bitcycle.layer.compilation import count_call, refuse_tracing
 from bitcycle.layer.state import NO_BITS, HoldsTensors, PrecisionState
 from bitcycle.layer.twin import modules_of
 from bitcycle.quantizer import QuantizerOptions, TensorQuantizer, encode_bits, quantizer_options
-from bitcycle.quantizer.autograd import backward_only
+from bitcycle.quantizer.autograd import backward_only, is_repeated
 from bitcycle.randomness import hash_bits, int32_key
 
 logger = logging.getLogger(__name__)
@@ -77,15 +77,13 @@ class Noisy(HoldsTensors):
         if torch.compiler.is_compiling():
             number = self._next_call_in_graph()
             return torch.where(number > 0, hash_bits(number, key), key)
-        count = (self.precision if state is None else state).next_call(self.layer_number)
+        calls = self.precision if state is None else state
+        count = (calls.last_call if is_repeated() else calls.next_call)(self.layer_number)
         return hash_bits(torch.full_like(key, count), key) if count else key
 
     def _next_call_in_graph(self) -> Tensor:
         """The index of this call as a tensor, as a Python number would be a constant in a compiled graph."""
-        step = self.precision.step_number
-        number = torch.where(self.call_step == step, self.call_count, 0)
-        self.call_count.copy_(number + 1)
-        self.call_step.copy_(step)
+        number: Tensor = count_call(self.call_count, self.call_step, self.precision.step_number)
         return number
 
 

@@ -387,3 +387,33 @@ def test_a_training_pass_costs_the_bits_that_it_computes():
     control.step(1)
     model(torch.randn(32, 4))
     assert control.meter.histogram == {(3, 3, 8): 1 + 4 + 32, (8, 8, 8): 2 + 8, (6, 5, 8): 16}
+
+
+class ByForward(nn.Module):
+    """Calls its layers, registered in another order, by `forward`, which runs no hook."""
+
+    def __init__(self):
+        super().__init__()
+        self.third, self.first, self.second = nn.Linear(8, 8), nn.Linear(8, 8), nn.Linear(8, 8)
+
+    def forward(self, x):
+        return self.third.forward(self.second.forward(self.first.forward(x).relu()).relu())
+
+
+def test_layers_that_are_called_by_forward_are_followed():
+    """Their roles were those of their registration; they counted as float, and their report said so."""
+    x = torch.randn(2, 8)
+    model = bitcycle.quantize_model(ByForward(), sample=x)
+    assert [type(layer) is nn.Linear for layer in (model.first, model.second, model.third)] == [True, False, True]
+    control = bitcycle.PrecisionController(model, bitcycle.schedule("static", q_max=8, total_steps=1))
+    control.step(0)
+    model(x).sum().backward()
+    report = bitcycle.conversion_report(model, x)
+    assert [(row.name, round(row.share, 3)) for row in report.rows] == [
+        ("third", 0.333),
+        ("first", 0.333),
+        ("second", 0.333),
+    ]
+    # of 64 multiply-accumulates per sample and layer: forward, to the weight and, but in the first layer, to the input
+    operations = (32 * 32 * (2 + 3) + 8 * 8 * 3) * 64
+    assert control.cost().gbitops == pytest.approx(2 * operations * 1e-9)

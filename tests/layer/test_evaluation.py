@@ -11,6 +11,7 @@ from torch import nn
 
 import bitcycle
 from bitcycle.quantizer import Dorefa, Sbm, SbmActivation
+from bitcycle.settings import SettingError
 from tests.conftest import ROOT
 
 sys.path.insert(0, str(ROOT / "scripts"))
@@ -77,6 +78,18 @@ def test_a_state_of_the_released_form_is_read_as_it_is():
 def test_runs_of_the_command_line_keep_the_released_range():
     assert Sbm().as_released().activation(False).running_weight is None
     assert Sbm(running_range="debiased").as_released().activation(False).running_weight is not None
+
+
+def test_no_step_begins_during_an_evaluation_at_q_max():
+    """Its bits were lost at the end of the evaluation, and the following pass was counted at them."""
+    model = bitcycle.quantize_model(nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 2)), float_layers=[])
+    control = bitcycle.PrecisionController(model, bitcycle.schedule("CR", total_steps=80))
+    control.step(0)
+    with control.at_q_max(), control.at_q_max():
+        pass
+    with control.at_q_max(), pytest.raises(SettingError, match="step=79: begins within at_q_max"):
+        control.step(79)
+    assert control.step(79) == control.states[0].precision
 
 
 def test_an_evaluation_at_q_max_is_one_word():

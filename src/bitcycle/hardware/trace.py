@@ -31,6 +31,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves, tree_map_only
 from torch.utils.weak import WeakTensorKeyDictionary
 
+from bitcycle.hardware.calls import followed
 from bitcycle.hardware.operation import FLOAT_PRECISION, Operation, ProductShape, Workload
 from bitcycle.hardware.product import PRODUCTS, Product
 from bitcycle.hardware.unknown import Unknown, unknown_arithmetic
@@ -163,10 +164,9 @@ def _eagerly(model: nn.Module) -> AbstractContextManager[None]:
 @contextmanager
 def _follow_modules(model: nn.Module, recorder: "_Recorder") -> Iterator[None]:
     """Context in which the recorder tracks the running module."""
-    with ExitStack() as hooks:
+    with ExitStack() as stack:
         for module in model.modules():
-            hooks.callback(module.register_forward_pre_hook(recorder.enter).remove)
-            hooks.callback(module.register_forward_hook(recorder.leave, with_kwargs=True, always_call=True).remove)
+            stack.enter_context(followed(module, partial(recorder.enter, module), partial(recorder.leave, module)))
         yield
 
 
@@ -188,9 +188,8 @@ class _Recorder(TorchDispatchMode):
         self.from_input = WeakTensorKeyDictionary()
         self._mark(inputs)
 
-    def enter(self, module: nn.Module, inputs: tuple[Any, ...]) -> None:
-        # a module that the model does not know of (a float layer kept in a closure) shares its hooks with one that it does
-        self.stack.append(module if module in self.module_names else self.stack[-1])
+    def enter(self, module: nn.Module, *_: Any) -> None:
+        self.stack.append(module)
 
     def leave(self, module: nn.Module, inputs: tuple[Any, ...], keywords: dict[str, Any], output: Any) -> None:
         if isinstance(module, (nn.AvgPool2d, nn.AdaptiveAvgPool2d)) and isinstance(output, Tensor):

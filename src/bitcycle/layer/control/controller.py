@@ -97,6 +97,7 @@ class PrecisionController:
         self._quantizers = _quantizers_of(model, schedule)
         self.precision: Precision | None = None
         self._used: Precision | None = None  # outside the schedule
+        self._is_at_q_max = False
         self.next_step = 0
         self._postponed: Counter[str] = Counter()  # passes without gradients that checkpointing computes again, by part
         self._counting, self._depth = True, 0
@@ -137,13 +138,17 @@ class PrecisionController:
         given.
 
         Raises:
-            SettingError (a ValueError): for a step outside the schedule's run, for bits that the quantizer does not support, and
-                for a negative number of samples.
+            SettingError (a ValueError): for a step outside the schedule's run, for bits that the quantizer does not support,
+                for a negative number of samples, and within `at_q_max`.
             TypeError: if t or samples is not a whole number (Python's, NumPy's, or a tensor's).
         """
         t, samples = operator.index(t), operator.index(samples)
         if samples < 0:
             raise SettingError("samples", samples, "is negative", "give the number of samples of the step")
+        if self._is_at_q_max:
+            raise SettingError(
+                "step", t, "begins within at_q_max", "begin it after the `with` block, which sets the bits back"
+            )
         precision = self.schedule(t)
         self._uncounted_steps += self._awaits_batch
         self._awaits_batch = samples == 0
@@ -255,13 +260,14 @@ class PrecisionController:
         `with control.at_q_max(): evaluate(model)`
         """
         before = [(state, state.precision, state.is_controlled) for state in self.states]
-        chose, used = self._record.chooses, self._used
+        chose, used, was_at_q_max = self._record.chooses, self._used, self._is_at_q_max
         self.use(self.schedule.reference)
+        self._is_at_q_max = True
         try:
             yield
         finally:
             self._record.choose(chose)
-            self._used = used
+            self._used, self._is_at_q_max = used, was_at_q_max
             for state, precision, was_controlled in before:
                 state.control(precision, was_controlled)
 
@@ -281,8 +287,8 @@ class PrecisionController:
         the first training batch, when shapes are not known yet. Warns of steps without a counted batch."""
         if self._meter.workload is None:
             raise RuntimeError(
-                "the cost is not known before the first forward pass in training mode; train one step first, and give the"
-                " controller the module whose forward pass is called, or a ModuleDict of those that training calls"
+                "the cost is not known before the first forward pass in training mode; train one step first, call model(x) and"
+                " not model.forward(x), and give the controller the module that is called, or a ModuleDict of those that are"
             )
         if self._uncounted_steps:
             logger.warning(

@@ -17,6 +17,7 @@ from torch import Tensor, fx, nn
 from torch._subclasses import fake_tensor
 from torch.utils._pytree import tree_leaves, tree_map_only
 
+from bitcycle.hardware.calls import followed
 from bitcycle.layer.conversion.untouched import untouched
 from bitcycle.module.layers import MatrixProduct
 
@@ -113,9 +114,11 @@ def _run(
     sample = (sample,) if isinstance(sample, Tensor) else sample
     with ExitStack() as stack:
         for name, module in watched.items():
-            stack.callback(module.register_forward_pre_hook(partial(record, name), with_kwargs=True).remove)
+            stack.enter_context(followed(module, partial(record, name, module)))
         stack.callback(setattr, log, "disabled", log.disabled)
         log.disabled = True  # it would print a traceback for an operation that needs values
+        stack.callback(torch.backends.mha.set_fastpath_enabled, torch.backends.mha.get_fastpath_enabled())
+        torch.backends.mha.set_fastpath_enabled(False)  # which calls no layer
         stack.enter_context(torch.no_grad())
         stack.enter_context(nullcontext() if with_values else mode)
         device = next((parameter.device for parameter in model.parameters()), torch.device("cpu"))

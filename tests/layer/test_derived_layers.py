@@ -342,6 +342,32 @@ def test_a_weight_that_is_cast_to_the_type_of_the_input_is_quantized():
     assert 0.1 < errors[0] < 0.5 and abs(errors[1] - errors[0]) < 0.02
 
 
+class WithNorm(nn.Conv2d):
+    """With a buffer, and with a module after the product, as detectron2's."""
+
+    def __init__(self, *sizes):
+        super().__init__(*sizes)
+        self.norm = nn.BatchNorm2d(sizes[1])
+        self.register_buffer("scale", torch.full((1,), 0.5))
+
+    def forward(self, x):
+        return self.norm(F.conv2d(x, self.scale * self.weight, self.bias))
+
+
+@pytest.mark.parametrize("kind", [torch.bfloat16, torch.float16, torch.float64])
+@pytest.mark.parametrize("layer", [StandardizedWithGain, WithNorm])
+def test_layers_with_computed_weights_are_converted_in_every_type(layer, kind):
+    """They stayed float, as they were tried in float32 with other parameters and buffers of their own type."""
+    layers = layer(3, 4, 3), nn.ReLU(), layer(4, 4, 3)
+    for name, parameter in (found for one in layers for found in one.named_parameters()):
+        if name == "gain":  # which is random if it is zero
+            nn.init.ones_(parameter)
+    model = bitcycle.quantize_model(nn.Sequential(*layers).to(kind), float_layers=[])
+    assert isinstance(model[0], QuantizedLayer) and isinstance(model[2], QuantizedLayer)
+    assert {parameter.dtype for parameter in model.parameters()} == {kind}
+    model(torch.randn(2, 3, 8, 8, dtype=kind)).sum().backward()
+
+
 def test_what_needs_the_weights_of_a_file_is_refused_for_computed_ones():
     model = bitcycle.quantize_model(nn.Sequential(Standardized(4, 6, 3)), float_layers=[])
     assert "weight" in dict(model[0].named_parameters())
@@ -351,7 +377,7 @@ def test_what_needs_the_weights_of_a_file_is_refused_for_computed_ones():
         carry_quantized(model)
 
 
-@pytest.mark.parametrize("kind", [Padded, Normalized, Standardized])
+@pytest.mark.parametrize("kind", [Padded, WithNorm, Standardized])
 def test_a_layer_with_a_forward_of_its_own_is_compiled(kind):
     """The compiler hides the padding from the layer, whose zeros were quantized."""
     torch._dynamo.reset()

@@ -1,4 +1,4 @@
-"""Following the forward passes of modules, also those that are called as `module.forward(x)`, which PyTorch's hooks do not see."""
+"""Following the forward passes of modules, also of those called as `module.forward(x)`, which PyTorch's hooks do not see."""
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager

@@ -13,6 +13,7 @@ float, as do all others (adapters), layers with complex weights and those withou
 
 from __future__ import annotations
 
+import copy
 import inspect
 from collections.abc import Callable
 from typing import Any, TypeVar, cast
@@ -206,8 +207,8 @@ class _Calls(TorchFunctionMode):
 def _probe(
     layer: nn.Module, factor: float, training: bool, generator: torch.Generator, most: int | None
 ) -> tuple[Any, Tensor, Tensor | None]:
-    """A layer with copies of the tensors of `layer`, which are returned, too: its weight, times a factor, and a random bias; with
-    `most` inputs and outputs, or groups and inputs and outputs of each."""
+    """A layer with float32 copies of the tensors of `layer` on the CPU, which are returned, too: its weight, times a factor, and
+    a random bias; with `most` inputs and outputs, or groups and inputs and outputs of each."""
     weight = layer.weight
     assert isinstance(weight, Tensor)
     groups = int(getattr(layer, "groups", 1))
@@ -221,7 +222,14 @@ def _probe(
     probe: Any = type(layer).__new__(type(layer))
     operands = {"weight": weight.clone(), "bias": None if bias is None else bias.clone()}
     others = {name: _part(value, layer, len(weight), generator) for name, value in layer._parameters.items()}
-    probe.__dict__.update(vars(layer), _parameters=others | operands, training=training)
+    buffers = {name: None if value is None else _copied(value) for name, value in layer._buffers.items()}
+    modules = {
+        name: None if part is None else copy.deepcopy(part).to("cpu", torch.float32)
+        for name, part in layer._modules.items()
+    }
+    probe.__dict__.update(
+        vars(layer), _parameters=others | operands, _buffers=buffers, _modules=modules, training=training
+    )
     if isinstance(layer, nn.Linear):
         vars(probe).update(out_features=len(weight), in_features=weight.shape[1])
     else:
@@ -239,7 +247,12 @@ def _part(parameter: Tensor | None, layer: nn.Module, outputs: int, generator: t
         parameter = parameter[:outputs]
     if parameter.is_meta or not bool(parameter.any()):
         return torch.randn(parameter.shape, generator=generator)
-    return parameter.detach().to("cpu").clone()
+    return _copied(parameter)
+
+
+def _copied(tensor: Tensor) -> Tensor:
+    """A copy on the CPU, in float32 if the tensor has real numbers."""
+    return tensor.detach().to("cpu", torch.float32 if tensor.is_floating_point() else tensor.dtype).clone()
 
 
 def _is_changed(probe: Any, weight: Tensor, bias: Tensor | None) -> bool:

@@ -65,6 +65,27 @@ def test_hydras_search_path_finds_presets_too(folder):
     assert refused.returncode == 2 and "schedule=sawtooth: does not exist" in refused.stderr
 
 
+def test_sub_commands_and_help_find_presets_where_runs_do(folder):
+    """They refused the flag, or did not know the preset; a run of an own preset could not be analysed."""
+    own = ["schedule=RTH4", "model=two_layers", "dataset=digits", "scale=smoke", "training.steps=8"]
+    assert run(["--config-dir", "conf", *own], folder).returncode == 0
+    (trained,) = folder.rglob("seed=0")
+    refused = run(["sharpness", str(trained)], folder)
+    assert refused.returncode == 1 and "schedule=RTH4 is not known here" in refused.stderr, refused.stderr
+    settings = ["dataset=digits", "model=two_layers", "scale=smoke"]
+    for words in (
+        ["--config-dir", "conf", "--help", "schedule=sawtooth"],
+        ["--help", "schedule=sawtooth", f"hydra.searchpath=[file://{folder}/conf]"],
+        ["doctor", "--config-dir=conf", "schedule=sawtooth", *settings],
+        ["--config-dir", "conf", "advise", "budget=60", "model=two_layers", "dataset=digits"],
+        ["sharpness", "-cd", "conf", str(trained)],
+    ):
+        done = run(words, folder)
+        assert done.returncode == 0, (words, done.stderr)
+    refused = run(["doctor", "--config-dir", "nowhere", *settings], folder)
+    assert refused.returncode == 2 and "--config-dir=nowhere: is not a folder" in refused.stderr, refused.stderr
+
+
 def test_python_reads_own_presets(folder):
     bound = bitcycle.schedule("sawtooth", total_steps=120)
     assert [bound(step).weight for step in (0, 10, 59, 60)] == [3, 4, 8, 3]

@@ -7,6 +7,7 @@ from pathlib import Path
 from bitcycle.door import sub_commands
 from bitcycle.errors import EXIT_WRONG_CONFIGURATION
 from bitcycle.files import resource_root
+from bitcycle.presets import named_folders, search_named_folders
 from bitcycle.settings import SettingError, nearest
 from bitcycle.signals import stop_at_once
 from bitcycle.threads import choose_threads
@@ -17,15 +18,19 @@ def main(conf: Path | None = None) -> int:
     SystemExit if a sub-command raises it, and for arguments that it does not have."""
     stop_at_once()  # importing PyTorch takes seconds; a cluster may send a signal meanwhile
     choose_threads()
-    word = sys.argv[1] if len(sys.argv) > 1 else ""
+    _, words = named_folders(sys.argv[1:])
+    word = words[0] if words else ""
     known = sub_commands()
     if word in known:
-        del sys.argv[1]
         from bitcycle.guard import guarded
         from bitcycle.training.display import set_up_console
 
+        def run() -> None:
+            sys.argv[1:] = search_named_folders(sys.argv[1:])[1:]
+            runpy.run_module(known[word].module, run_name="__main__", alter_sys=True)
+
         set_up_console()
-        return guarded(lambda: runpy.run_module(known[word].module, run_name="__main__", alter_sys=True))
+        return guarded(run)
     if word.isidentifier():
         error = SettingError("sub-command", word, "there is no such sub-command", nearest(word, known))
         print(f"wrong configuration: {error}", file=sys.stderr)

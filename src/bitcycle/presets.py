@@ -17,11 +17,12 @@ Hydra composes these files for the command line, and `Presets` reads them for th
 import os
 import re
 import sys
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from functools import cache, cached_property
 from importlib import import_module
 from importlib.metadata import entry_points
 from importlib.util import find_spec
+from itertools import islice
 from pathlib import Path
 from types import ModuleType
 from typing import Any, Generic, TypeVar
@@ -33,6 +34,8 @@ FOLDERS = "BITCYCLE_CONF"
 """Environment variable: folders of a user's own configuration files, separated as in PATH."""
 ENTRY_POINTS = "bitcycle.conf"
 """Entry points of installed packages whose sub-folder `conf` holds configuration files."""
+FLAGS = ("--config-dir", "-cd")
+"""Hydra's flags for a folder of configuration files."""
 SCHEMA = "/schema"
 LABEL = "label: "
 """Beginning of the comment with the name of a preset in figures and tables."""
@@ -71,6 +74,41 @@ def add_sources(sources: Iterable[Any]) -> None:
     for source in sources:
         if source.schema == "file" and source.provider not in ("main", "bitcycle"):  # conf/ and sweeps/ of this package
             add_folder(Path(source.path))
+
+
+def named_folders(arguments: Sequence[str]) -> tuple[list[Path], list[str]]:
+    """The folders that `--config-dir` and `hydra.searchpath` name among the arguments of a command, and its other arguments.
+
+    >>> named_folders(["--config-dir", "a", "hydra.searchpath=[file:///b,file:///c]", "seed=1"])
+    ([PosixPath('a'), PosixPath('/b'), PosixPath('/c')], ['seed=1'])
+    """
+    folders: list[str] = []
+    others: list[str] = []
+    words = iter(arguments)
+    for word in words:
+        flag, _, value = word.partition("=")
+        if word in FLAGS:
+            folders += [*islice(words, 1)]
+        elif flag in FLAGS:
+            folders.append(value)
+        elif flag == "hydra.searchpath":
+            folders += [part.strip(" '\"").removeprefix("file://") for part in value.strip("[]'\"").split(",")]
+        else:
+            others.append(word)
+    return [Path(folder).expanduser() for folder in folders], others
+
+
+def search_named_folders(arguments: Sequence[str]) -> list[str]:
+    """Search these folders too, for what Hydra does not compose: the arguments without them. Raises SettingError for a folder
+    that does not exist."""
+    folders, others = named_folders(arguments)
+    for folder in folders:
+        if not folder.is_dir():
+            raise SettingError(
+                "--config-dir", folder, "is not a folder", "name a folder with configuration files, as conf/model"
+            )
+        add_folder(folder)
+    return others
 
 
 def import_here(module: str) -> ModuleType:

@@ -20,7 +20,7 @@ from bitcycle.guard import SWEEPS, JobFailed, guarded
 from bitcycle.help import help_text
 from bitcycle.optional_imports import explain_missing
 from bitcycle.picture import pictures
-from bitcycle.presets import add_sources
+from bitcycle.presets import add_sources, search_named_folders
 from bitcycle.settings import SettingError
 from bitcycle.sweep.execution import SweepEnded, worst
 from bitcycle.sweep.grid import quoted
@@ -37,9 +37,8 @@ logger = logging.getLogger("bitcycle")
 
 def main(conf: Path) -> int:
     """Run the command line in `sys.argv` and return the exit code; `conf` is the folder of the configuration files."""
-    asked = next((index for index, word in enumerate(sys.argv) if word in ("--help", "-h")), None)
-    if asked is not None:
-        return guarded(lambda: show(help_text(*sys.argv[asked + 1 : asked + 2])))
+    if {"--help", "-h"} & {*sys.argv}:
+        return guarded(lambda: _help(sys.argv[1:]))
     set_up_console()
     # Makes Hydra raise errors instead of printing them and exiting with 1.
     os.environ["HYDRA_FULL_ERROR"] = "1"
@@ -61,6 +60,13 @@ def main(conf: Path) -> int:
     except SweepEnded as sweep:
         return sweep.code
     return worst(exit_codes)
+
+
+def _help(arguments: list[str]) -> None:
+    """Show the help on the word after `--help`."""
+    words = search_named_folders(arguments)
+    asked = next(index for index, word in enumerate(words) if word in ("--help", "-h"))
+    show(help_text(*words[asked + 1 : asked + 2]))
 
 
 def show(text: str) -> None:

@@ -38,6 +38,18 @@ def broad(channels, **options):
 def of_colours(classes):
     return small(3, classes)
 
+def lazy(classes):
+    return nn.Sequential(nn.Flatten(), nn.LazyLinear(8), nn.ReLU(), nn.LazyLinear(classes))
+
+class Pair(nn.Module):
+    def __init__(self, channels, classes):
+        super().__init__()
+        self.network = small(channels, classes)
+
+    def forward(self, x):
+        return self.network(x), x
+
+instance = nn.Linear(3, 3)
 wide = functools.partial(small, width=5)
 cached = functools.cache(small)
 
@@ -85,6 +97,14 @@ def test_a_network_that_was_not_told_the_number_of_classes_is_refused(network, t
         execute(plan)
 
 
+def test_a_network_that_returns_more_than_logits_is_refused(network, tmp_path):
+    """It was told to have as many outputs as it had."""
+    settings = (f"model.target={network}:Pair", "training.steps=8", f"results_root={tmp_path}/runs")
+    plan = make_plan(configure("dataset=digits", "model=custom", "scale=smoke", *settings))
+    with pytest.raises(SettingError, match=r"returns a tuple, not logits .* let its forward return the logits alone"):
+        execute(plan)
+
+
 @pytest.mark.parametrize("name", ["small", "wide", "cached", "decorated"])
 def test_a_changed_network_is_another_run(network, tmp_path, name):
     settings = ("dataset=digits", "model=custom", f"model.target={network}:{name}", "scale=smoke")
@@ -97,6 +117,10 @@ def test_a_changed_network_is_another_run(network, tmp_path, name):
 WRONG = {
     "model.target=MINE": "write package.module:function",
     "model.target=MINE:smal": "did you mean 'small'",
+    "model.target=MINE:insance": "use one of",
+    "model.target=MINE:instance": "is a network itself. Remedy: name a function or class",
+    "model.target=MINE:lazy": "returns a network with lazy layers",
+    "model.target=./MINE.py:small": "write MINE:small, and run the command in the folder of the file",
     "model.target=nowhere_at_all:small": "run the command in the folder of the module",
     "model.target=MINE:no_network": "returns an object of type int",
     "model.target=MINE:small model.arguments={wdth: 2}": "did you mean 'width'",

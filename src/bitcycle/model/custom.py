@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from torch import nn
+from torch.nn.parameter import UninitializedParameter
 
 from bitcycle.model.base import ModelOptions
 from bitcycle.optional_imports import require
@@ -65,20 +66,34 @@ class CustomModel(ModelOptions):
             problem = f"returns an object of type {type(model).__name__}"
             remedy = "name a function or class that returns a torch.nn.Module"
             raise SettingError("target", self.target, problem, remedy)
+        if any(isinstance(parameter, UninitializedParameter) for parameter in model.parameters()):
+            remedy = "give the sizes of its layers, or let it compute a batch of zeros before it is returned"
+            raise SettingError(
+                "target", self.target, "returns a network with lazy layers, which have no weights yet", remedy
+            )
         return model
 
     def _function(self) -> Callable[..., Any]:
         module, _, name = self.target.partition(":")
         if not name:
             raise SettingError("target", self.target, "names no function", "write package.module:function")
+        if not all(part.isidentifier() for part in module.split(".")):
+            remedy = f"write {Path(module).stem or 'module'}:{name}, and run the command in the folder of the file"
+            raise SettingError("target", self.target, f"{module} is not the name of a module", remedy)
         try:
             found = import_here(module)
         except ImportError as error:
             remedy = "run the command in the folder of the module, or install the module"
             raise SettingError("target", self.target, f"cannot be imported: {error}", remedy) from error
         function: Callable[..., Any] | None = getattr(found, name, None)
+        if isinstance(function, nn.Module):
+            remedy = "name a function or class that returns one, which is called for each run"
+            raise SettingError("target", self.target, "is a network itself", remedy)
         if not callable(function):
-            remedy = nearest(name, [other for other, value in vars(found).items() if callable(value)])
+            names = [
+                other for other, value in vars(found).items() if callable(value) and not isinstance(value, nn.Module)
+            ]
+            remedy = nearest(name, names)
             raise SettingError("target", self.target, f"{module} has no function of this name", remedy)
         return function
 

@@ -63,5 +63,8 @@ def _check_logits(model: nn.Module, logits: Any, images: int, classes: int) -> N
     if isinstance(logits, Tensor) and logits.shape == (images, classes):
         return
     found = list(logits.shape) if isinstance(logits, Tensor) else f"a {type(logits).__name__}"
-    remedy = f"let it have {classes} outputs, for instance by model.arguments={{num_classes: {classes}}}"
+    told = "a parameter `classes` of model.target is told their number, another by"
+    remedy = f"let it have {classes} outputs: {told} model.arguments={{num_classes: {classes}}}"
+    if not isinstance(logits, Tensor):
+        remedy = "let its forward return the logits alone"
     raise SettingError("model", type(model).__name__, f"returns {found}, not logits {[images, classes]}", remedy)

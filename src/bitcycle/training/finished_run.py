@@ -15,7 +15,7 @@ from bitcycle.files import read_records
 from bitcycle.layer import PrecisionController
 from bitcycle.layer.control.phase_transition import carry_quantized
 from bitcycle.precision import FLOAT, Precision
-from bitcycle.settings import SettingError
+from bitcycle.settings import SettingError, Settings
 from bitcycle.training.naming import run_hash
 from bitcycle.training.plan import Plan, make_plan
 from bitcycle.training.run_folder import RunFolder
@@ -66,7 +66,7 @@ def read_run_config(folder: RunFolder, data_root: str | None = None) -> RunConfi
     the file cannot be read, or if settings that no longer exist affected the result of the run."""
     try:
         loaded = OmegaConf.create(folder.read_settings())
-        kinds = {group: OmegaConf.structured(options[loaded[group].name].kind) for group, options in GROUPS.items()}
+        kinds = {group: OmegaConf.structured(_kind(folder, group, loaded[group].name)) for group in GROUPS}
         declared: Any = OmegaConf.merge(OmegaConf.structured(RunConfig), kinds)
         former = sorted(_remove_former(loaded, declared))
         merged: Any = OmegaConf.merge(declared, loaded)
@@ -78,6 +78,15 @@ def read_run_config(folder: RunFolder, data_root: str | None = None) -> RunConfi
         problem = f"{folder.config} has settings that no longer exist and changed the result, among {', '.join(former)}"
         raise RunError(f"{problem}. Use the version of bitcycle that trained it; environment.json names its commit.")
     return config if data_root is None else replace(config, data_root=data_root)
+
+
+def _kind(folder: RunFolder, group: str, name: str) -> type[Settings]:
+    """The class of the settings of a recorded run's preset. Raises RunError if the preset is not known here."""
+    if name not in GROUPS[group]:
+        remedy = "Name the folder of your own presets by --config-dir, or in Python by the environment variable BITCYCLE_CONF"
+        raise RunError(f"{folder.config}: {group}={name} is not known here. {remedy}.")
+    kind: type[Settings] = GROUPS[group][name].kind
+    return kind
 
 
 def _remove_former(config: DictConfig, declared: DictConfig, prefix: str = "") -> Iterator[str]:

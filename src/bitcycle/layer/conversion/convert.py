@@ -154,7 +154,8 @@ def _with_layers(
 
 def _nothing_to_quantize(model: nn.Module, plan: list[LayerRule], options: QuantizerOptions) -> SettingError:
     """The error for a model none of whose layers would be quantized."""
-    problem, remedy = "no layer of the model would be quantized", "leave fewer layers float, e.g. float_layers=[last]"
+    problem = "no layer of the model would be quantized"
+    remedy = 'leave fewer layers float, as float_layers=["last"] or, on the command line, quantizer.float_layers=[last]'
     if any(isinstance(module, QuantizedProduct) for module in model.modules()):
         problem, remedy = "is already converted", "convert a float model, once; PrecisionController changes its bits"
     elif plan:

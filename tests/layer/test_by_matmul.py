@@ -292,6 +292,25 @@ def test_products_of_parts_are_their_own(names):
     assert cost.gbitops == of_modules.gbitops
 
 
+class WithoutSamples(nn.Module):
+    """Attention of all rows of a matrix to each other, as in dense graphs."""
+
+    def __init__(self):
+        super().__init__()
+        self.qkv = nn.Linear(4, 24)
+
+    def forward(self, x):
+        q, k, v = self.qkv(x).chunk(3, -1)
+        return (q @ k.T).softmax(-1) @ v
+
+
+def test_products_of_matrices_without_samples_are_said_to_stay_float():
+    """The report spoke of functions that read weights, of which a product has none."""
+    model = bitcycle.quantize_model(WithoutSamples(), float_layers=[])
+    rows = {row.name: row for row in bitcycle.conversion_report(model, torch.randn(5, 4)).rows}
+    assert rows["score_product"].bits == "float" and "fewer than three dimensions" in rows["score_product"].reason
+
+
 class WithWeights(nn.Module):
     """Products with weights, which are no activations."""
 

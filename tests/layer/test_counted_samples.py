@@ -417,3 +417,28 @@ def test_layers_that_are_called_by_forward_are_followed():
     # of 64 multiply-accumulates per sample and layer: forward, to the weight and, but in the first layer, to the input
     operations = (32 * 32 * (2 + 3) + 8 * 8 * 3) * 64
     assert control.cost().gbitops == pytest.approx(2 * operations * 1e-9)
+
+
+def test_batches_of_another_length_are_named_once(caplog):
+    """A length curriculum had the cost of its first length, without a word."""
+    model = bitcycle.quantize_model(nn.Sequential(nn.Linear(8, 8)), float_layers=[])
+    control = bitcycle.PrecisionController(model, bitcycle.schedule("CR", total_steps=8))
+    for step, length in enumerate((2, 2, 20, 20, 2, 30)):
+        control.step(step)
+        model(torch.randn(2 + step, length, 8)).sum().backward()
+    named = [record.message for record in caplog.records if "shape" in record.message]
+    assert len(named) == 1 and "first one's shape, [*, 2, 8], and this one has [*, 20, 8]" in named[0]
+
+
+def test_lengths_of_the_first_step_are_counted_each(caplog):
+    """Its second batch had the products of the first one."""
+    costs = []
+    for lengths in ((2, 10), (12,)):
+        model = bitcycle.quantize_model(nn.Sequential(nn.Linear(8, 8)), float_layers=[])
+        control = bitcycle.PrecisionController(model, bitcycle.schedule("static", q_max=8, total_steps=8))
+        control.step(0, samples=1)
+        for length in lengths:
+            model(torch.randn(1, length, 8)).sum().backward()
+        costs.append(control.cost().gbitops)
+    assert costs[0] == pytest.approx(costs[1])
+    assert "shape" not in caplog.text

@@ -26,6 +26,7 @@ from bitcycle.layer.control.watch import (
     name_zero_weights,
     products_of,
     samples_of,
+    sizes_of,
 )
 from bitcycle.layer.gates.gate import GateRecord
 from bitcycle.layer.products.quantized_product import QuantizedProduct, separate_noise
@@ -110,7 +111,7 @@ class PrecisionController:
                 "schedule", schedule.name, "the model was converted without gates to choose bits", remedy
             )
         self._meter, self._samples_given = CostMeter(None, hardware_options(hardware), schedule.reference), 0
-        self._first, self._is_tracing, self._has_noticed = FirstStep(), True, False
+        self._first, self._is_tracing = FirstStep(), True
         self._feedback = schedule if isinstance(schedule, FeedbackSchedule) else None
         self._unobserved = self._feedback.state_dict() if self._feedback else None
         if others := layers_outside(model, self.states):
@@ -335,9 +336,9 @@ class PrecisionController:
         is_trained = tuple(parameter.requires_grad for parameter in model.parameters())
         if self._is_tracing:
             self._trace(model, arguments, keywords, part, is_trained)
-        elif not self._has_noticed and (change := self._first.change(part, is_trained)):
-            self._has_noticed = True
-            logger.warning("%s; for other counts, use a new controller from that step on", change)
+        else:
+            for change in self._first.changes(part, is_trained, sizes_of(arguments, keywords, self.batch_dimension)):
+                logger.warning(change)
         if not self._samples_given and self._first.counts(part):
             samples = samples_of(arguments, keywords, self.batch_dimension) * distributed.world_size()
             self._meter.add(self._used or self.precision, samples)
@@ -375,7 +376,8 @@ class PrecisionController:
                     self._untraced.setdefault(product, f"{part}.{name}".lstrip("."))
             return workload.within(part, type(model).__name__)
 
-        self._first.add(Call(part, samples, passes_gradient, is_trained), traced)
+        sizes = sizes_of(arguments, keywords, self.batch_dimension)
+        self._first.add(Call(part, samples, passes_gradient, is_trained, sizes), traced)
         self._set_workload(self._first.workload(self._samples_given / distributed.world_size()))
 
     def _end_call(self, _model: nn.Module) -> None:

@@ -14,10 +14,12 @@ from bitcycle.layer.conversion.plan import LayerRule, convertible_layers
 from bitcycle.layer.gates.gate import Gates
 from bitcycle.layer.gates.gated_block import GatedBlock
 from bitcycle.layer.products.quantized_product import QuantizedProduct
+from bitcycle.module.layers import MatrixProduct
 
 NOT_CONVERTED = "not converted yet"
 OF_GATES = "a part of the gates"
 _PARTS_OF_LAYERS = NonDynamicallyQuantizableLinear, ParametrizationList
+NOT_MULTIPLIED = "not called with this input; products of tensors of fewer than three dimensions stay float"
 NOT_CALLED = "not called with this input; a function that reads its weights computes in float"
 
 
@@ -101,7 +103,8 @@ def conversion_report(model: nn.Module, *inputs: Any, **keywords: Any) -> Conver
             reason = OF_GATES
         elif found is None and (rule is None or rule.treatment != "float"):
             reason = NOT_CONVERTED if name in convertible else reason or "no quantized counterpart"
-        reason = NOT_CALLED if unused else reason
+        if unused:
+            reason = NOT_MULTIPLIED if isinstance(found, MatrixProduct) else NOT_CALLED
         kind = rule.kind if rule is not None else type(module).__name__
         share = None if macs is None else macs.get(name, 0) / max(total, 1)
         rows.append(Row(name, kind, rule.roles if rule is not None else (), bits, reason, share))

@@ -29,12 +29,13 @@ _LAYERS = (QuantizedProduct, *PRODUCT_LAYERS)
 
 
 class Call(NamedTuple):
-    """A forward pass of a part of the model, and what its products depend on besides the shapes within a sample."""
+    """A forward pass of a part of the model, and what its products depend on; `sizes` are those of its input within a sample."""
 
     part: str
     samples: int
     passes_gradient: bool
     is_trained: tuple[bool, ...]
+    sizes: tuple[int, ...] = ()
 
 
 class FirstStep:
@@ -48,6 +49,7 @@ class FirstStep:
     def __init__(self) -> None:
         self.calls: list[Call] = []
         self.workloads: dict[Call, Workload] = {}
+        self._noticed: set[str] = set()
 
     @property
     def has_parts(self) -> bool:
@@ -58,14 +60,28 @@ class FirstStep:
         """Whether the samples of this part's calls are counted."""
         return part == self.calls[0].part
 
-    def change(self, part: str, is_trained: tuple[bool, ...]) -> str:
-        """How a later call of `part` differs from those of the first step, in words; empty: it does not."""
-        if part not in {call.part for call in self.calls}:
-            return f"training calls {part!r} after the first step only, and the cost omits its products"
-        if not self.has_parts and is_trained != self.calls[0].is_trained:
+    def changes(self, part: str, is_trained: tuple[bool, ...], sizes: tuple[int, ...]) -> Iterator[str]:
+        """How a later call of `part` differs from those of the first step, in words; each kind of difference once."""
+        known = [call for call in self.calls if call.part == part]
+        another = "; for other counts, use a new controller from that step on"
+        if not known:
+            words = f"training calls {part!r} after the first step only, and the cost omits its products{another}"
+            yield from self._once("part", words)
+        elif not self.has_parts and is_trained != self.calls[0].is_trained:
             whose = "whose products the cost counts for all steps"
-            return f"parameters have been frozen or unfrozen since the first batch, {whose}"
-        return ""
+            yield from self._once(
+                "training", f"parameters have been frozen or unfrozen since the first batch, {whose}{another}"
+            )
+        if known and sizes not in {call.sizes for call in known}:
+            first, now = (f"[{', '.join(('*', *map(str, shape)))}]" for shape in (known[0].sizes, sizes))
+            words = f"the cost counts every batch as one of the first one's shape, {first}, and this one has {now}"
+            remedy = "begin with a batch of the usual size, or give workload=bitcycle.hardware.trace(model, batch) and"
+            yield from self._once("sizes", f"{words}; {remedy} step(t, samples=...)")
+
+    def _once(self, kind: str, words: str) -> Iterator[str]:
+        if kind not in self._noticed:
+            self._noticed.add(kind)
+            yield words
 
     def add(self, call: Call, traced: Callable[[], Workload]) -> None:
         """Add a call, whose products are `traced` unless those of such a call are known."""
@@ -210,3 +226,10 @@ def samples_of(arguments: tuple[Any, ...], keywords: dict[str, Any], dimension: 
         problem, remedy = "is no dimension of the forward pass's tensors", "use 0, or give step(t, samples=...)"
         raise SettingError("batch_dimension", dimension, problem, remedy)
     return next((int(tensor.shape[dimension]) for tensor in tensors if tensor.dim() > dimension), 1)
+
+
+def sizes_of(arguments: tuple[Any, ...], keywords: dict[str, Any], dimension: int) -> tuple[int, ...]:
+    """The sizes of the tensor whose dimension `samples_of` reads, without that one; none of a list of images."""
+    tensors = (leaf for leaf in (*arguments, *keywords.values()) if isinstance(leaf, Tensor) and leaf.dim() > dimension)
+    shape = next((tuple(tensor.shape) for tensor in tensors), ())
+    return (*shape[:dimension], *shape[dimension + 1 :])

@@ -17,6 +17,7 @@ from bitcycle.files import read_json
 from bitcycle.picture.curve import curve_of
 from bitcycle.settings import SettingError
 from bitcycle.shapes import ImageShape
+from bitcycle.training.finished_run import load_run
 from bitcycle.training.loop import Trainer
 from bitcycle.training.naming import run_hash
 from bitcycle.training.run import execute
@@ -137,6 +138,20 @@ def test_float_pretraining_and_quantized_retraining_compose(digits):
     third = digits("schedule=RTH", f"model.initial_weights='{second.folder.path}'")
     quantized = torch.load(second.folder.checkpoint.last, weights_only=True)["model"]
     assert torch.equal(third.build_model().state_dict()["conv1.weight"], quantized["conv1.weight"])
+
+
+@pytest.mark.parametrize("schedule", ["static", "dfq"])
+def test_a_fine_tuned_run_is_loaded_without_the_run_that_it_started_from(digits, schedule):
+    """A run that was given to somebody else, or whose predecessor was deleted, could not be analysed."""
+    first = digits(*FLOAT)
+    execute(first)
+    second = digits(f"schedule={schedule}", "training.steps=4", f"model.initial_weights='{first.folder.path}'")
+    execute(second)
+    expected = load_run(second.folder.path).model.state_dict()
+    shutil.rmtree(first.folder.path)
+    found = load_run(second.folder.path)
+    assert found.model.state_dict().keys() == expected.keys()
+    assert all(torch.equal(value, expected[name]) for name, value in found.model.state_dict().items())
 
 
 @pytest.mark.parametrize("method", ["schedule=dfq", "schedule=hlhlp quantizer=uniform_l2"])

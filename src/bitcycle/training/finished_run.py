@@ -14,6 +14,7 @@ from bitcycle.errors import RunError
 from bitcycle.files import read_records
 from bitcycle.layer import PrecisionController
 from bitcycle.layer.control.phase_transition import carry_quantized
+from bitcycle.model import ModelOptions
 from bitcycle.precision import FLOAT, Precision
 from bitcycle.settings import SettingError, Settings
 from bitcycle.training.naming import run_hash
@@ -114,7 +115,8 @@ def load_run(path: str | Path, data_root: str | None = None, phase: int | None =
     """
     folder = RunFolder(Path(path))
     summary = finished_summary(folder)
-    plan = make_plan(read_run_config(folder, data_root))
+    config = read_run_config(folder, data_root)
+    plan = make_plan(replace(config, model=_with_present_weights(config.model, folder)))
     model = plan.build_model()
     if phase is None:
         state = folder.checkpoint.load()
@@ -129,6 +131,16 @@ def load_run(path: str | Path, data_root: str | None = None, phase: int | None =
     run = FinishedRun(folder, plan, model.eval(), precision)
     run._use(precision, choose=True)  # also for float: a new model has another precision, and its gates are off
     return run
+
+
+def _with_present_weights(options: ModelOptions, folder: RunFolder) -> ModelOptions:
+    """The options with the weights of the run itself in the place of files it started from that are gone, as they have been
+    trained since."""
+    given = {name: getattr(options, name, None) for name in ("initial_weights", "backbone_weights", "weights")}
+    gone: dict[str, Any] = {
+        name: None for name, path in given.items() if path is not None and not Path(path).expanduser().exists()
+    }
+    return replace(options, **gone | {"initial_weights": str(folder.checkpoint.last)}) if gone else options
 
 
 def finished_summary(folder: RunFolder) -> dict[str, Any]:

@@ -92,7 +92,8 @@ def named_folders(arguments: Sequence[str]) -> tuple[list[Path], list[str]]:
         elif flag in FLAGS:
             folders.append(value)
         elif flag == "hydra.searchpath":
-            folders += [part.strip(" '\"").removeprefix("file://") for part in value.strip("[]'\"").split(",")]
+            parts = (part.strip(" '\"") for part in value.strip("[]'\"").split(","))
+            folders += [part.removeprefix("file://") for part in parts if not part.startswith("pkg://")]
         else:
             others.append(word)
     return [Path(folder).expanduser() for folder in folders], others

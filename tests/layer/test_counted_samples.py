@@ -428,17 +428,3 @@ def test_batches_of_another_length_are_named_once(caplog):
         model(torch.randn(2 + step, length, 8)).sum().backward()
     named = [record.message for record in caplog.records if "shape" in record.message]
     assert len(named) == 1 and "first one's shape, [*, 2, 8], and this one has [*, 20, 8]" in named[0]
-
-
-def test_lengths_of_the_first_step_are_counted_each(caplog):
-    """Its second batch had the products of the first one."""
-    costs = []
-    for lengths in ((2, 10), (12,)):
-        model = bitcycle.quantize_model(nn.Sequential(nn.Linear(8, 8)), float_layers=[])
-        control = bitcycle.PrecisionController(model, bitcycle.schedule("static", q_max=8, total_steps=8))
-        control.step(0, samples=1)
-        for length in lengths:
-            model(torch.randn(1, length, 8)).sum().backward()
-        costs.append(control.cost().gbitops)
-    assert costs[0] == pytest.approx(costs[1])
-    assert "shape" not in caplog.text

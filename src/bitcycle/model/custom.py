@@ -77,7 +77,7 @@ class CustomModel(ModelOptions):
         module, _, name = self.target.partition(":")
         if not name:
             raise SettingError("target", self.target, "names no function", "write package.module:function")
-        if not all(part.isidentifier() for part in module.split(".")):
+        if module.startswith(".") or module.endswith(".py") or "/" in module:
             remedy = f"write {Path(module).stem or 'module'}:{name}, and run the command in the folder of the file"
             raise SettingError("target", self.target, f"{module} is not the name of a module", remedy)
         try:

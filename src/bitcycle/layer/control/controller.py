@@ -111,7 +111,7 @@ class PrecisionController:
                 "schedule", schedule.name, "the model was converted without gates to choose bits", remedy
             )
         self._meter, self._samples_given = CostMeter(None, hardware_options(hardware), schedule.reference), 0
-        self._first, self._is_tracing = FirstStep(), True
+        self._first, self._is_tracing, self._noticed = FirstStep(), True, set[str]()
         self._feedback = schedule if isinstance(schedule, FeedbackSchedule) else None
         self._unobserved = self._feedback.state_dict() if self._feedback else None
         if others := layers_outside(model, self.states):
@@ -337,12 +337,18 @@ class PrecisionController:
         if self._is_tracing:
             self._trace(model, arguments, keywords, part, is_trained)
         else:
-            for change in self._first.changes(part, is_trained, sizes_of(arguments, keywords, self.batch_dimension)):
-                logger.warning(change)
+            self._notice("calls", self._first.change(part, is_trained))
+        self._notice("sizes", self._first.resizing(part, sizes_of(arguments, keywords, self.batch_dimension)))
         if not self._samples_given and self._first.counts(part):
             samples = samples_of(arguments, keywords, self.batch_dimension) * distributed.world_size()
             self._meter.add(self._used or self.precision, samples)
             self._record.count_without_choice(self._meter, self._used or self.precision, samples)
+
+    def _notice(self, kind: str, words: str) -> None:
+        """Warn of a change between batches, once of each kind."""
+        if words and kind not in self._noticed:
+            self._noticed.add(kind)
+            logger.warning(words)
 
     def _trace(
         self,
@@ -376,8 +382,7 @@ class PrecisionController:
                     self._untraced.setdefault(product, f"{part}.{name}".lstrip("."))
             return workload.within(part, type(model).__name__)
 
-        sizes = sizes_of(arguments, keywords, self.batch_dimension)
-        self._first.add(Call(part, samples, passes_gradient, is_trained, sizes), traced)
+        self._first.add(Call(part, samples, passes_gradient, is_trained), traced)
         self._set_workload(self._first.workload(self._samples_given / distributed.world_size()))
 
     def _end_call(self, _model: nn.Module) -> None:

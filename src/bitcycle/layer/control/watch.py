@@ -29,13 +29,12 @@ _LAYERS = (QuantizedProduct, *PRODUCT_LAYERS)
 
 
 class Call(NamedTuple):
-    """A forward pass of a part of the model, and what its products depend on; `sizes` are those of its input within a sample."""
+    """A forward pass of a part of the model, and what its products depend on besides the shapes within a sample."""
 
     part: str
     samples: int
     passes_gradient: bool
     is_trained: tuple[bool, ...]
-    sizes: tuple[int, ...] = ()
 
 
 class FirstStep:
@@ -49,7 +48,7 @@ class FirstStep:
     def __init__(self) -> None:
         self.calls: list[Call] = []
         self.workloads: dict[Call, Workload] = {}
-        self._noticed: set[str] = set()
+        self.sizes: dict[str, tuple[int, ...]] = {}
 
     @property
     def has_parts(self) -> bool:
@@ -60,28 +59,24 @@ class FirstStep:
         """Whether the samples of this part's calls are counted."""
         return part == self.calls[0].part
 
-    def changes(self, part: str, is_trained: tuple[bool, ...], sizes: tuple[int, ...]) -> Iterator[str]:
-        """How a later call of `part` differs from those of the first step, in words; each kind of difference once."""
-        known = [call for call in self.calls if call.part == part]
-        another = "; for other counts, use a new controller from that step on"
-        if not known:
-            words = f"training calls {part!r} after the first step only, and the cost omits its products{another}"
-            yield from self._once("part", words)
+    def change(self, part: str, is_trained: tuple[bool, ...]) -> str:
+        """How a later call of `part` differs from those of the first step, in words; empty: it does not."""
+        change = ""
+        if part not in {call.part for call in self.calls}:
+            change = f"training calls {part!r} after the first step only, and the cost omits its products"
         elif not self.has_parts and is_trained != self.calls[0].is_trained:
             whose = "whose products the cost counts for all steps"
-            yield from self._once(
-                "training", f"parameters have been frozen or unfrozen since the first batch, {whose}{another}"
-            )
-        if known and sizes not in {call.sizes for call in known}:
-            first, now = (f"[{', '.join(('*', *map(str, shape)))}]" for shape in (known[0].sizes, sizes))
-            words = f"the cost counts every batch as one of the first one's shape, {first}, and this one has {now}"
-            remedy = "begin with a batch of the usual size, or give workload=bitcycle.hardware.trace(model, batch) and"
-            yield from self._once("sizes", f"{words}; {remedy} step(t, samples=...)")
+            change = f"parameters have been frozen or unfrozen since the first batch, {whose}"
+        return change and f"{change}; for other counts, use a new controller from that step on"
 
-    def _once(self, kind: str, words: str) -> Iterator[str]:
-        if kind not in self._noticed:
-            self._noticed.add(kind)
-            yield words
+    def resizing(self, part: str, sizes: tuple[int, ...]) -> str:
+        """How the input of a call of `part` differs from that of its first one, in words; empty: it has the same sizes."""
+        if (known := self.sizes.setdefault(part, sizes)) == sizes:
+            return ""
+        first, now = (f"[{', '.join(('*', *map(str, shape)))}]" for shape in (known, sizes))
+        remedy = "begin with a batch of the usual size, or give workload=bitcycle.hardware.trace(model, batch) and"
+        words = f"the cost counts every batch as one of the first one's shape, {first}, and this one has {now}"
+        return f"{words}; {remedy} step(t, samples=...)"
 
     def add(self, call: Call, traced: Callable[[], Workload]) -> None:
         """Add a call, whose products are `traced` unless those of such a call are known."""
@@ -229,7 +224,7 @@ def samples_of(arguments: tuple[Any, ...], keywords: dict[str, Any], dimension: 
 
 
 def sizes_of(arguments: tuple[Any, ...], keywords: dict[str, Any], dimension: int) -> tuple[int, ...]:
-    """The sizes of the tensor whose dimension `samples_of` reads, without that one; none of a list of images."""
+    """The sizes of the first tensor among the arguments with this dimension, that of samples, without it; none of a list."""
     tensors = (leaf for leaf in (*arguments, *keywords.values()) if isinstance(leaf, Tensor) and leaf.dim() > dimension)
     shape = next((tuple(tensor.shape) for tensor in tensors), ())
     return (*shape[:dimension], *shape[dimension + 1 :])

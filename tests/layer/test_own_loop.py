@@ -569,3 +569,11 @@ def test_mistaken_arguments_are_refused_by_name():
         bitcycle.PrecisionController(model, schedule).load_state_dict(model.state_dict())
     with pytest.raises(SettingError, match=r"layer_bits=.*is not a mapping"):
         bitcycle.quantize_model(nn.Linear(4, 4), layer_bits=[8])
+
+
+@pytest.mark.parametrize("steps", [40, 400])
+def test_a_schedule_that_its_run_is_too_short_for_is_named(steps, caplog):
+    """Only the command line did."""
+    schedule = bitcycle.schedule("pfq", total_steps=steps, steps_per_epoch=10)
+    bitcycle.PrecisionController(bitcycle.quantize_model(nn.Sequential(nn.Linear(2, 2)), float_layers=[]), schedule)
+    assert ("reaches at most 1 of its 4 stages" in caplog.text) == (steps == 40)

@@ -127,8 +127,9 @@ class PrecisionController:
             names = ", ".join([*added[:3], *(["..."] if len(added) > 3 else [])])
             logger.warning("layers added after the conversion stay float: %s; add them before quantize_model", names)
         if workload is not None:
-            self._set_workload(workload)
+            self._set_workload(workload)  # as the command line does, which names a shortfall itself
         else:
+            self._notice("shortfall", schedule.shortfall)
             for name, part in called_parts(model).items():
                 watch = Watch(self._begin_call, self._end_call, name)
                 part.register_forward_pre_hook(watch.before, with_kwargs=True)
@@ -345,7 +346,7 @@ class PrecisionController:
             self._record.count_without_choice(self._meter, self._used or self.precision, samples)
 
     def _notice(self, kind: str, words: str) -> None:
-        """Warn of a change between batches, once of each kind."""
+        """Warn of what the schedule or the cost misses, once of each kind."""
         if words and kind not in self._noticed:
             self._noticed.add(kind)
             logger.warning(words)

@@ -16,14 +16,16 @@ help: ## list the targets
 setup: $(VENV)/.ready ## create .venv with the pinned packages (about 6 GB, most of it CUDA); CPU=1: CPU only, without CUDA
 
 TORCH := torch|torchvision|torchaudio
+# of the command line, as some systems export a variable CPU; and as chosen when .venv was created
+BUILDS := $(if $(filter command line 1,$(origin CPU) $(CPU)),$(filter 1,$(CPU)),$(wildcard $(VENV)/cpu.lock))
 
 $(VENV)/.ready: requirements.lock requirements-uv.lock pyproject.toml
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' \
 		|| { echo "bitcycle needs Python 3.11 or newer: make PYTHON=python3.11 $(MAKECMDGOALS)"; exit 1; }
-	@test -x $(RUN) || $(PYTHON) -m venv $(VENV) \
-		|| { rm -rf $(VENV); echo "cannot create $(VENV); on Debian: apt install python3-venv"; exit 1; }
+	@test -x $(RUN) || { test ! -e $(VENV) || was=there; $(PYTHON) -m venv $(VENV); } \
+		|| { test -n "$$was" || rm -rf $(VENV); echo "cannot create $(VENV); on Debian: apt install python3-venv"; exit 1; }
 	$(RUN) -m pip install --quiet --disable-pip-version-check --require-hashes -r requirements-uv.lock
-ifdef CPU
+ifneq ($(BUILDS),)
 	$(VENV)/bin/uv pip install --python $(RUN) --no-deps --torch-backend cpu \
 		$$(grep -oE '^($(TORCH))==[0-9.]+' requirements.lock) \
 		|| { echo "cannot reach PyTorch's index of CPU builds: use plain \`make setup\`, whose CUDA builds also run on a CPU"; exit 1; }
@@ -31,6 +33,7 @@ ifdef CPU
 	awk '/^[a-z0-9]/ {kept = !/^(nvidia-|cuda-|triton==|($(TORCH))==)/} kept' requirements.lock > $(VENV)/cpu.lock
 	$(VENV)/bin/uv pip install --compile-bytecode --python $(RUN) --no-deps --require-hashes -r $(VENV)/cpu.lock
 else
+	@rm -f $(VENV)/cpu.lock
 	$(VENV)/bin/uv pip install --compile-bytecode --python $(RUN) --require-hashes -r requirements.lock
 endif
 	$(VENV)/bin/uv pip install --python $(RUN) --no-deps --no-build-isolation --editable .
@@ -72,7 +75,7 @@ reproduce: $(VENV)/.ready ## train, analyse and plot all 62 items from scratch i
 	$(RUN) -m bitcycle reproduce $(or $(SCALE),smoke)
 
 gpu-day: $(VENV)/.ready ## examine this machine, then train sweeps at paper scale, most claims per hour first: HOURS=8, DRY=1: only the plan, SCALE=paper
-	$(RUN) -m bitcycle gpu-day --hours $(or $(HOURS),8) --scale $(or $(SCALE),paper) $(if $(DRY),--dry-run)
+	$(RUN) -m bitcycle gpu-day --hours $(or $(HOURS),8) --scale $(or $(SCALE),paper) $(if $(filter-out 0,$(DRY)),--dry-run)
 
 manifest: $(VENV)/.ready ## record which run fills which cell of every figure and table, without training: results/manifest
 	$(RUN) -m bitcycle manifest $(SCALE)
@@ -104,4 +107,5 @@ docs: $(VENV)/.ready ## build the documentation: site/index.html
 	NO_MKDOCS_2_WARNING=1 $(RUN) -m mkdocs build --strict --quiet
 
 clean: ## remove .venv and caches, keep results
+	@test ! -e $(VENV) || test -f $(VENV)/pyvenv.cfg || { echo "$(VENV) is no environment of Python, and is kept"; exit 1; }
 	rm -rf $(VENV) .mypy_cache .ruff_cache .pytest_cache

@@ -7,6 +7,7 @@ import importlib.util
 import json
 import os
 import re
+import shutil
 import signal
 import subprocess
 import sys
@@ -441,3 +442,35 @@ def test_files_are_read_in_utf8_in_every_locale(tmp_path):
     ascii_only = {**os.environ, "LC_ALL": "C", "PYTHONUTF8": "0", "PYTHONCOERCECLOCALE": "0"}
     done = subprocess.run([sys.executable, "-c", READS, tmp_path], env=ascii_only, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
+
+
+@pytest.mark.skipif(shutil.which("make") is None, reason="make is not installed")
+def test_make_removes_no_folder_but_that_of_an_environment(tmp_path):
+    """A setup that failed, and clean, removed whatever VENV named."""
+    python, kept = tmp_path / "python", tmp_path / "folder"
+    python.write_text(f'#!/bin/sh\n[ "$1" = -m ] && mkdir -p "$3" && exit 1\nexec {sys.executable} "$@"\n')
+    python.chmod(0o755)
+    kept.mkdir()
+    (kept / "thesis.txt").touch()
+    for target, venv in (("setup", kept), ("clean", kept), ("setup", tmp_path / "new")):
+        words = ["make", target, f"VENV={venv}", f"PYTHON={python}"]
+        assert subprocess.run(words, cwd=ROOT, capture_output=True).returncode != 0
+    assert (kept / "thesis.txt").exists() and not (tmp_path / "new").exists()
+
+
+@pytest.mark.skipif(shutil.which("make") is None, reason="make is not installed")
+def test_builds_of_pytorch_are_chosen_by_the_command_line_and_kept(tmp_path):
+    """A variable CPU of the system's, as of SUSE's, chose them, and an update brought the others."""
+    (tmp_path / "kept").mkdir()
+    (tmp_path / "kept" / "cpu.lock").touch()
+    for words, exported, is_cpu in (
+        (["VENV=.new", "CPU=1"], "", True),
+        (["VENV=.new", "CPU=0"], "", False),
+        (["VENV=.new"], "x86_64", False),
+        ([f"VENV={tmp_path}/kept"], "", True),
+    ):
+        environment = {**os.environ, **({"CPU": exported} if exported else {})}
+        done = subprocess.run(
+            ["make", "-n", "setup", *words], cwd=ROOT, env=environment, capture_output=True, text=True
+        )
+        assert ("--torch-backend cpu" in done.stdout) == is_cpu, (words, done.stderr)

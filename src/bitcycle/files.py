@@ -128,11 +128,19 @@ def write_csv(path: Path, columns: Sequence[str], rows: Iterable[Mapping[str, An
 
 
 def read_csv(path: Path, missing_ok: bool = False) -> list[dict[str, str]]:
-    """The rows of a table; with `missing_ok`, an empty list if there is no file. Raises FileNotFoundError if there is no file."""
+    """The rows of a table; with `missing_ok`, an empty list if there is no file. Raises FileNotFoundError if there is no
+    file, and RunError for a row that does not fit the first line."""
     if missing_ok and not path.exists():
         return []
     with open(path, newline="", encoding="utf-8") as stream:
-        return list(csv.DictReader(stream))
+        reader = csv.DictReader(stream)
+        rows = []
+        for row in reader:
+            if None in row or None in row.values():
+                problem = f"{path}, line {reader.line_num}: does not have the columns of the first line"
+                raise RunError(f"{problem}. Restore the file, as by git checkout; it may have a conflict of a merge.")
+            rows.append(row)
+        return rows
 
 
 if sys.platform == "win32":

@@ -84,6 +84,14 @@ def test_a_plan_is_read_and_a_wrong_one_refused(tmp_path):
             read_plan(path)
 
 
+def test_a_plan_that_is_not_utf8_is_refused(tmp_path):
+    """It ended in a traceback."""
+    path = tmp_path / "plan.yaml"
+    path.write_bytes("parts: [{sweep: a/b, claim: geprüft}]".encode("latin-1"))
+    with pytest.raises(SettingError, match=r"plan=.*utf-8"):
+        read_plan(path)
+
+
 def test_a_campaign_without_jobs_is_refused(tmp_path):
     with pytest.raises(SettingError, match=r"--jobs=0: is too small\. Remedy: use 1 or more"):
         run(Namespace(jobs=0, threads=1), tmp_path)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 from dataclasses import asdict
 
 import pytest
@@ -11,6 +12,7 @@ from omegaconf import OmegaConf
 from bitcycle.errors import RunError
 from bitcycle.training.finished_run import read_run_config
 from bitcycle.training.naming import run_hash, run_path
+from bitcycle.training.run_folder import RunFolder
 from tests.conftest import configure
 
 # A changed name orphans finished runs: a new setting needs a neutral default, and a default must never change.
@@ -101,3 +103,15 @@ def test_recorded_settings_that_no_longer_exist_are_left_out(digits):
     named = r"among quantizer\.bifurcate, schedule\.range_test\.start_bits\. Use the version"
     with pytest.raises(RunError, match=named):
         read_run_config(run.folder)
+
+
+def test_a_copied_run_folder_is_not_the_run_of_its_new_name(copied_digits):
+    """The copy counted as a run of another seed that nobody had trained."""
+    run = copied_digits()
+    assert run.folder.state() == "done"
+    seed = RunFolder(run.folder.path.with_name("seed=9"))
+    other = RunFolder(run.folder.path.parent.with_name("resnet8-digits-sbm-CR-0123456789") / "seed=0")
+    archived = RunFolder(run.folder.path.parent.with_name("best") / "seed=0")
+    for folder in (seed, other, archived):
+        shutil.copytree(run.folder.path, folder.path)
+    assert [seed.state(), other.state(), archived.state()] == ["resumable", "resumable", "done"]

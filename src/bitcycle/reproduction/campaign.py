@@ -133,7 +133,7 @@ def read_plan(path: Path) -> list[Part]:
     try:
         content: Any = OmegaConf.to_container(OmegaConf.load(path))
         parts = [Part(**entry) for entry in content["parts"]]
-    except (OSError, TypeError, KeyError, YAMLError, OmegaConfBaseException) as error:
+    except (OSError, TypeError, KeyError, UnicodeDecodeError, YAMLError, OmegaConfBaseException) as error:
         raise SettingError("plan", path, str(error), remedy) from error
     for part in parts:
         if part.scale not in SCALES:

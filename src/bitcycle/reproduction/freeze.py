@@ -8,6 +8,7 @@ anything; the claim can then be amended and frozen again.
 """
 
 import math
+import re
 import sys
 from argparse import SUPPRESS
 from collections.abc import Callable, Mapping, Sequence
@@ -138,6 +139,10 @@ def main(words: Sequence[str] | None = None) -> int:
     text = "number of settings of a claim that will be trained, if not all that it compares at mini scale"
     parser.add_argument("--cells", type=_value, action="append", default=[], metavar="CLAIM=NUMBER", help=text)
     given = parser.parse_args(words)
+    if not re.fullmatch(r"\w+", given.name):
+        raise SettingError("family", given.name, "is not the name of a family", "use letters, digits and _")
+    if given.first_seed < 0:
+        raise SettingError("--first-seed", given.first_seed, "is not a seed", "give a whole number from 0")
     path = given.published / "families" / f"{given.name}.yaml"
     if path.exists():
         problem, remedy = "is frozen already", "choose another name; a frozen family does not change"

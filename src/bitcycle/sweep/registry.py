@@ -144,7 +144,7 @@ def read_sweep(path: Path) -> Sweep:
         return Sweep(**content["hydra"]["sweeper"])
     except SettingError as error:
         raise error.within(str(path)) from None
-    except (OSError, TypeError, KeyError, YAMLError, OmegaConfBaseException) as error:
+    except (OSError, TypeError, KeyError, UnicodeDecodeError, YAMLError, OmegaConfBaseException) as error:
         raise SettingError("sweeps", path, str(error), "see sweeps/README.md for the form of a sweep") from error
 
 

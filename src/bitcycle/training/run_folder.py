@@ -2,6 +2,7 @@
 
 import os
 import platform
+import re
 from collections.abc import Iterator
 from contextlib import contextmanager
 from datetime import UTC, datetime
@@ -15,6 +16,9 @@ from yaml import YAMLError
 from bitcycle.errors import RunError
 from bitcycle.files import lock_against_looks, read_object, try_lock, write_json
 from bitcycle.training.checkpoint import CheckpointFolder
+
+HASHED = re.compile("-([0-9a-f]{10})$")
+"""The end of the name of a folder of runs that differ in the seed alone."""
 
 
 class RunFolder:
@@ -54,10 +58,18 @@ class RunFolder:
         return RunFolder(self.path / name, self.writes)
 
     def state(self) -> str:
-        """new, resumable or done."""
-        if read_object(self.status).get("state") == "done" and read_object(self.summary):
+        """new, resumable or done. A copy of the folder of another run under the name of this one is not done."""
+        if read_object(self.status).get("state") == "done" and self._is_of_its_name(read_object(self.summary)):
             return "done"
         return "resumable" if self.checkpoint.exists() else "new"
+
+    def _is_of_its_name(self, summary: dict[str, Any]) -> bool:
+        """Whether a summary is there and has seed and hash of the folder's name, ...-HASH/seed=N, if it has such a name."""
+        seed, name = self.path.name.removeprefix("seed="), HASHED.search(self.path.parent.name)
+        if not summary or seed == self.path.name:
+            return bool(summary)
+        same_run = name is None or summary.get("hash", name[1]) == name[1]
+        return same_run and str(summary.get("seed", seed)) == seed
 
     def read_settings(self) -> dict[str, Any]:
         """The content of config.yaml. Raises OSError if there is none, and RunError if it is damaged."""

@@ -115,6 +115,9 @@ class SlurmLauncher(Launcher):
         root = Path(self.config.results_root)
         largest = min(self.own["array_size"] or sys.maxsize, largest_array(ask("scontrol", "show", "config")))
         arrays = -(-len(runs) // largest)
+        if arrays > self.own["array_parallelism"]:
+            text = "%d arrays of at most %d runs run up to %d at once, more than hydra.launcher.array_parallelism=%d"
+            logger.warning(text, arrays, largest, arrays, self.own["array_parallelism"])
         jobs: dict[Path, SubmittedJob] = {}
         for part in range(arrays):
             chosen = runs[len(runs) * part // arrays : len(runs) * (part + 1) // arrays]

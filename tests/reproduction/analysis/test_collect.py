@@ -109,3 +109,21 @@ def test_a_summary_of_another_version_stops_no_other_and_is_named(missing, finis
 def test_when_a_run_started_is_collected(finished_digits, tmp_path):
     (row,) = collect_folders([finished_digits().folder], tmp_path / "runs.csv")
     assert datetime.fromisoformat(row["started"]) <= datetime.fromisoformat(row["finished"])
+
+
+def test_an_older_copy_of_a_run_does_not_replace_it(finished_digits, copied_digits, tmp_path, capsys):
+    """The folder whose path came last won, as of a backup below the results, without a word."""
+    run, old, summary = finished_digits().folder, copied_digits().folder, tmp_path / "runs.csv"
+    old.summary.write_text(json.dumps({**old.read_summary(), "final": 1.23, "finished": "2020-01-01T00:00:00+00:00"}))
+    for order in ((run, old), (old, run)):
+        (row,) = collect_folders(order, summary)
+        assert float(row["final"]) == run.read_summary()["final"]
+    assert f"skipping {old.path}: it finished before" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("text", ["<<<<<<< HEAD\nscale,hash,seed\nmini,0,1\n", "scale,hash,seed\nmini,0\n"])
+def test_a_damaged_summary_is_named(text, tmp_path):
+    """A KeyError did not say which file it was about."""
+    (tmp_path / "runs.csv").write_text(text)
+    with pytest.raises(RunError, match=r"runs.csv, line 2: does not have the columns .* Restore"):
+        collect_folders([], tmp_path / "runs.csv")

@@ -154,6 +154,8 @@ def test_freezing(tmp_path, capsys):
         (["two", "cpt/fig1-c2"], "is frozen in the families"),
         (["two", "cpt/table7-c2"], "does not quote"),
         (["two", "cpt/fig99-c1"], "there is no such claim"),
+        (["cpt/two", "cpt/fig1-c1"], "cpt/two: is not the name of a family"),  # which no command would read
+        (["two", "cpt/fig1-c1", "--first-seed", "-5"], "--first-seed=-5: is not a seed"),
     ):
         with pytest.raises(SettingError, match=message):
             freeze.main([*words, *common])

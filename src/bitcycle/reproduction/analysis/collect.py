@@ -53,6 +53,10 @@ def collect_folders(folders: Iterable[RunFolder], summary: Path) -> list[dict[st
                 continue
             try:
                 row = summary_row(folder)
+                known = rows.get(identity(row), row)
+                if row["finished"] < known["finished"]:
+                    print(f"skipping {folder.path}: it finished before the recorded run of this name", file=sys.stderr)
+                    continue
                 write_curve(folder, summary.parent / CURVES)
             except RunError as error:
                 damaged.append(str(error))

@@ -459,6 +459,14 @@ def test_make_removes_no_folder_but_that_of_an_environment(tmp_path):
 
 
 @pytest.mark.skipif(shutil.which("make") is None, reason="make is not installed")
+@pytest.mark.parametrize(("words", "is_dry"), [((), False), (("DRY=0",), False), (("DRY=1",), True)])
+def test_a_day_on_a_gpu_is_planned_only_if_asked_for(words, is_dry):
+    """DRY=0 planned it, too."""
+    done = subprocess.run(["make", "-n", "gpu-day", *words], cwd=ROOT, capture_output=True, text=True)
+    assert ("--dry-run" in done.stdout) == is_dry and " gpu-day " in done.stdout
+
+
+@pytest.mark.skipif(shutil.which("make") is None, reason="make is not installed")
 def test_builds_of_pytorch_are_chosen_by_the_command_line_and_kept(tmp_path):
     """A variable CPU of the system's, as of SUSE's, chose them, and an update brought the others."""
     (tmp_path / "kept").mkdir()

@@ -292,6 +292,14 @@ def test_what_is_in_the_queue_is_not_submitted_again(slurm, tmp_path, impatient)
     assert len(calls(slurm, "sbatch")) == 3
 
 
+@pytest.mark.parametrize(("at_once", "named"), [(1, True), (2, False)])
+def test_more_arrays_than_jobs_at_once_are_named(at_once, named, slurm, tmp_path, impatient, caplog):
+    """Each array runs at least one job, so that the limit was exceeded without a word."""
+    runs = [[f"seed={number}"] for number in range(4)]
+    launcher(tmp_path, array_parallelism=at_once, array_size=2).launch_into(runs, [tmp_path / run[0] for run in runs])
+    assert ("2 arrays of at most 2 runs run up to 2 at once, more than" in caplog.text) == named
+
+
 def test_a_run_that_is_asked_for_twice_is_one_job(slurm, tmp_path, impatient):
     """A sweeper that optimizes repeats itself; of two jobs of a run, one finds the other's lock and fails."""
     runs = [["seed=0"], ["seed=1"], ["seed=0"]]

@@ -37,6 +37,11 @@ def _(count: Tensor, last: Tensor, step: Tensor) -> Tensor:
     return torch.empty_like(count)
 
 
+def is_exporting() -> bool:
+    """Whether torch.export traces. PyTorch's own function says so in every compiled graph of PyTorch 2.11."""
+    return bool(torch.compiler._is_exporting_flag)
+
+
 def has_numbers(x: Tensor) -> bool:
     """Whether a tensor has values: not on the meta device, and not a fake tensor of the compiler or torch.export."""
     return not x.is_meta and not hasattr(x, "fake_mode")

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor, nn
 
 from bitcycle import distributed
-from bitcycle.layer.compilation import has_numbers, not_compiled
+from bitcycle.layer.compilation import has_numbers, is_exporting, not_compiled
 from bitcycle.layer.products.block_product import LINEAR, ProductFunction, block_product, copies_of
 from bitcycle.layer.products.matrix_product import QuantizedMatrixProduct
 from bitcycle.layer.products.quantized_product import Context, QuantizedProduct
@@ -121,7 +121,7 @@ class QuantizedLayer(QuantizedProduct):
             (activation.lacks_values or is_undecided, bits.activation),
             (self.weight_quantizer.lacks_values, bits.weight),
         )
-        if torch.compiler.is_exporting() and any(lacks and encode_bits(number) for lacks, number in found):
+        if is_exporting() and any(lacks and encode_bits(number) for lacks, number in found):
             problem = f"layer {self.name!r} has no range to export, as the network has not run in this mode"
             raise SettingError("model", "torch.export", problem, "run it on a batch before torch.export.export")
 

@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from bitcycle.layer.compilation import count_call, refuse_tracing
+from bitcycle.layer.compilation import count_call, is_exporting, refuse_tracing
 from bitcycle.layer.state import NO_BITS, HoldsTensors, PrecisionState
 from bitcycle.layer.twin import modules_of
 from bitcycle.quantizer import QuantizerOptions, TensorQuantizer, encode_bits, quantizer_options
@@ -72,7 +72,7 @@ class Noisy(HoldsTensors):
         """The int32 noise key of this call, besides that of the training step; must be called once per call. `state` counts the
         calls; None: the module's own state."""
         key = self.layer_key
-        if not torch.is_grad_enabled() or torch.compiler.is_exporting():
+        if not torch.is_grad_enabled() or is_exporting():
             return key
         if torch.compiler.is_compiling():
             number = self._next_call_in_graph()

@@ -50,7 +50,10 @@ def own_folders() -> tuple[Path, ...]:
     for folder in named:
         if not folder.is_dir():
             raise SettingError(
-                FOLDERS, folder, "is not a folder", "name folders with configuration files, as conf/model"
+                FOLDERS,
+                folder,
+                "is not a folder",
+                "name those with folders of groups, as conf with conf/model/NAME.yaml",
             )
     return (*named, *_installed_folders())
 
@@ -106,7 +109,10 @@ def search_named_folders(arguments: Sequence[str]) -> list[str]:
     for folder in folders:
         if not folder.is_dir():
             raise SettingError(
-                "--config-dir", folder, "is not a folder", "name a folder with configuration files, as conf/model"
+                "--config-dir",
+                folder,
+                "is not a folder",
+                "name one with folders of groups, as conf with conf/model/NAME.yaml",
             )
         add_folder(folder)
     return others
